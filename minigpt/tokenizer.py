@@ -70,9 +70,10 @@ class Tokenizer:
             if any(folder.glob("*.model")):
                 reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
             raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}") from error
-        if tokenizer._is_byte_level and not tokenizer.backend.get_vocab().keys() >= _BYTE_OF.keys():
+        if tokenizer._is_byte_level and any(tokenizer.backend.token_to_id(byte) is None for byte in _BYTE_OF):
             raise CheckpointError(
-                f"the tokenizer in {folder} is damaged: it is byte-level, and lacks some of 256 bytes"
+                f"the tokenizer in {folder} is byte-level, and lacks some of the 256 bytes; if it is of another kind, "
+                "its tokenizer_config.json must name a tokenizer_class"
             )
         return tokenizer
 
@@ -173,7 +174,9 @@ class Tokenizer:
         token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
-        if self._is_byte_level:
+        if self._is_byte_level and _BYTE_OF.keys() >= {
+            *token
+        }:  # else somebody has put a plain text into the vocabulary
             return bytes(_BYTE_OF[character] for character in token)
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):  # SentencePiece's
             return bytes.fromhex(byte[1])

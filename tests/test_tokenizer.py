@@ -236,6 +236,15 @@ def test_special_tokens_of_any_spelling_come_back(ours: Tokenizer) -> None:
     assert tokenizer.batch_decode([ids, ids[:1]], skip_special_tokens=True) == ["the dog", tokenizer.decode(ids[:1])]
 
 
+def test_a_plain_text_in_a_byte_level_vocabulary_is_itself(tmp_path: Path) -> None:
+    """As transformers writes it, and not an error: a token with a space, and one with characters of no byte."""
+    fields = json.loads(tiny_bpe().to_str())
+    fields["model"]["vocab"] |= {"a b": 300, "狗": 301}
+    tokenizer = Tokenizer.from_pretrained(write(tmp_path, {"tokenizer.json": fields}))
+    ids = [*tokenizer.encode("the"), 300, 301]
+    assert tokenizer.decode(ids) == tokenizer.backend.decode(ids) == "thea b狗"
+
+
 @pytest.mark.parametrize("token_id", [-1, 300, 2**32, 2**100])
 def test_an_id_outside_the_vocabulary_is_named(ours: Tokenizer, token_id: int) -> None:
     with pytest.raises(GenerationError, match=rf"token id {token_id} .* 300"):
@@ -319,6 +328,13 @@ def test_bert_s_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.kind == "WordPiece"
     with pytest.raises(GenerationError, match=r"token id 14 .* 14"):
         tokenizer.decode([14])
+
+
+def test_a_vocabulary_without_the_name_of_its_class_is_refused(tmp_path: Path) -> None:
+    """transformers takes it for GPT-2's, and makes a tokenizer without a vocabulary."""
+    write(tmp_path, {"vocab.txt": "[PAD]\n[UNK]\na", "config.json": {"model_type": "gpt2"}})
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json must name a tokenizer_class$"):
+        Tokenizer.from_pretrained(tmp_path)
 
 
 def unigram(folder: Path) -> Path:
