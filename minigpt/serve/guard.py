@@ -52,14 +52,13 @@ class Guard:
         try:
             self._check(scope)
             await self.app(scope, await self._body(scope, receive), noted)
-        except MiniGPTError as error:
-            await refusal_of(error).response()(scope, receive, noted)
-        except asyncio.CancelledError as error:  # the server does not wait any longer
+        except (MiniGPTError, asyncio.CancelledError) as error:  # cancelled: the server does not wait any longer
             if status == GONE:
                 await refusal_of(error).response()(scope, receive, noted)
             elif not is_sent:
                 await noted({"type": "http.response.body", "body": refusal_of(error).event()})
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
         except ClientDisconnect:
             pass  # no one reads an answer
         finally:

@@ -112,7 +112,7 @@ SAME = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("stream", "piece"), [(False, 512), (True, 512), (False, 3)])
+@pytest.mark.parametrize(("stream", "piece"), [(True, 512), (False, 3)])
 def test_requests_of_all_settings_at_once_get_what_generate_gives(
     client: Client, stream: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
