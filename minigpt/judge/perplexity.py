@@ -105,9 +105,14 @@ def measure(
     bos: bool = False,
     *,
     window: int | None = None,
+    name: str = "the text",
     progress: Progress | None = None,
 ) -> Perplexity:
-    """Return the perplexity of ``text`` and its protocol; arguments and errors are those of ``perplexity``."""
+    """Return the perplexity of ``text`` and its protocol; arguments and errors are those of ``perplexity``.
+
+    Args:
+        name: what an error calls the text.
+    """
     ids, context, first = tokenizer.encode(text), model.config.n_positions, None
     if bos:
         first = model.config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -115,7 +120,7 @@ def measure(
             raise GenerationError("needs a checkpoint with a beginning-of-text token", argument="bos")
         if ids[:1] == [first]:  # some tokenizers add it themselves
             del ids[0]
-    require_predictable("the text", ids, context)
+    require_predictable(name, ids, context)
     if window is not None and not 2 <= window <= context:
         raise GenerationError(f"must be from 2 to {context:,}, the model's context, got {window}", argument="window")
     window = window or context

@@ -120,7 +120,7 @@ def test_perplexity(run: Run, folder: Path) -> None:
     ended = run("perplexity", folder, text, "--stride", 127, "--bos", "--device", "cpu")
     assert re.search(r"\n[\d,]+ of [\d,]+ tokens scored in \d+ windows of 128, stride 127, each after", ended.out)
     assert "--stride must be from 1 to 128" in run("perplexity", folder, text, "--stride", 129).err
-    for words in ([folder, text], ["--model", folder, "--text", text], [text, "--model", folder]):
+    for words in ([folder, text], ["--model", folder, text], [text, "--model", folder]):
         assert run("perplexity", *words, "--norm", "rms", "--device", "cpu").out.startswith(f"{wanted:.6g}"[:5])
 
 

@@ -1,6 +1,7 @@
 """The perplexity of a text file: every token counted once, with a long past, with both norms."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import minigpt
 from minigpt.judge.measures import perplexity_of
-from minigpt.judge.perplexity import measure, windows_of
+from minigpt.judge.perplexity import Perplexity, file_ids, mean_perplexities, measure, window_losses, windows_of
 
 TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. " * 8
 
@@ -150,3 +151,101 @@ def test_what_no_exponent_holds_is_infinite() -> None:
     assert math.isnan(perplexity_of(math.nan, 10))
     assert math.isnan(perplexity_of(0.0, 0))
     assert perplexity_of(math.log(7) * 3, 3) == pytest.approx(7)
+
+
+STORY = "Once upon a time there was a young gardener named Tom, who found a silver coin in the forest. " * 32
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[minigpt.GPT2, minigpt.Tokenizer, transformers.GPT2LMHeadModel]:
+    """The demo in float64 as ours, its tokenizer, and transformers' model."""
+    place = Path(minigpt.__file__).parent / "demo"
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(place, dtype=torch.float64).eval()
+    model = minigpt.from_pretrained(dtype="float64", device="cpu")
+    return model, minigpt.Tokenizer.from_pretrained("demo"), theirs
+
+
+def second_halves(model: minigpt.GPT2, ids: list[int], window: int) -> float:
+    """llama.cpp's number: windows that do not overlap, and the tokens behind the middle of each; docs/study.md."""
+    windows = [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
+    loss = scored = 0.0
+    for whole in windows:
+        (all_of_it,), (half,) = window_losses(model, whole), window_losses(model, whole[: window // 2 + 1])
+        loss += all_of_it.loss - half.loss
+        scored += all_of_it.tokens - half.tokens
+    return math.exp(loss / scored)
+
+
+@pytest.mark.parametrize("window", [64, 256])
+@torch.inference_mode()
+def test_the_second_halves_of_windows_are_llama_cpps_number(window: int, demo: tuple) -> None:
+    """llama.cpp's loop in examples/perplexity: logits of positions first to n_ctx - 2, first being n_ctx / 2."""
+    model, tokenizer, theirs = demo
+    ids = tokenizer.encode(STORY)
+    total = count = 0
+    for chunk in range(len(ids) // window):
+        tokens = torch.tensor([ids[chunk * window : (chunk + 1) * window]])
+        logits, first = theirs(tokens).logits[0], window // 2
+        total += F.cross_entropy(logits[first:-1], tokens[0, first + 1 :], reduction="sum").item()
+        count += window - first - 1
+    assert second_halves(model, ids, window) == pytest.approx(math.exp(total / count), rel=1e-6)
+
+
+def page_of_transformers(result: Perplexity) -> float:
+    """The number that transformers' page prints: each window's mean, weighted by one token less; docs/study.md."""
+    weights = [row.tokens - (number > 0) for number, row in enumerate(result.rows)]
+    losses = [row.loss / row.tokens for row in result.rows]
+    return math.exp(sum(map(math.prod, zip(losses, weights, strict=True))) / sum(weights))
+
+
+@pytest.mark.parametrize("stride", [32, 128])
+@torch.inference_mode()
+def test_transformers_page_follows_from_the_rows(stride: int, demo: tuple) -> None:
+    """The loop of the page on fixed-length models, as it stands there."""
+    model, tokenizer, theirs = demo
+    encodings, max_length = torch.tensor([tokenizer.encode(STORY)]), 256
+    seq_len, nll_sum, n_tokens, prev_end_loc = encodings.size(1), 0.0, 0, 0
+    for begin_loc in range(0, seq_len, stride):
+        end_loc = min(begin_loc + max_length, seq_len)
+        trg_len = end_loc - prev_end_loc
+        input_ids = encodings[:, begin_loc:end_loc]
+        target_ids = input_ids.clone()
+        target_ids[:, :-trg_len] = -100
+        neg_log_likelihood = theirs(input_ids, labels=target_ids).loss
+        num_loss_tokens = (target_ids != -100).sum().item() - target_ids.size(0)
+        nll_sum += neg_log_likelihood * num_loss_tokens
+        n_tokens += num_loss_tokens
+        prev_end_loc = end_loc
+        if end_loc == seq_len:
+            break
+    page = torch.exp(torch.as_tensor(nll_sum / n_tokens)).item()
+    assert page_of_transformers(measure(model, tokenizer, STORY, stride)) == pytest.approx(page, rel=1e-6)
+
+
+@torch.inference_mode()
+def test_a_shorter_window_is_a_shorter_past(demo: tuple) -> None:
+    model, tokenizer, theirs = demo
+    ids = tokenizer.encode(STORY)
+    losses = []
+    for token in range(1, len(ids)):
+        begin = 0 if token < 50 else 20 * ((token - 50) // 20 + 1)
+        logits = theirs(torch.tensor([ids[begin:token]])).logits[0, -1]
+        losses.append(F.cross_entropy(logits, torch.tensor(ids[token])).item())
+    result = measure(model, tokenizer, STORY, 20, window=50)
+    assert result.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)
+    for window in (1, 257):
+        with pytest.raises(minigpt.GenerationError, match="window must be from 2 to 256, the model's context, got"):
+            measure(model, tokenizer, STORY, window=window)
+
+
+def test_several_texts_have_a_mean_by_token_and_one_by_text(demo: tuple, tmp_path: Path) -> None:
+    model, tokenizer, _ = demo
+    texts = ["Once upon a time there was a girl.", STORY]
+    first, second = results = [measure(model, tokenizer, text) for text in texts]
+    means = mean_perplexities(results)
+    total = first.loss * first.scored + second.loss * second.scored
+    assert means["perplexity"] == pytest.approx(math.exp(total / (first.scored + second.scored)))
+    assert means["perplexity_by_text"] == pytest.approx(math.exp((first.loss + second.loss) / 2))
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    ids = [*tokenizer.encode(texts[0]), *model.config.eos_token_ids[:1], *tokenizer.encode(texts[1])]
+    assert file_ids(tmp_path / "two.jsonl", tokenizer, model.config) == ids  # a text of several texts

@@ -242,7 +242,7 @@ def test_buffers_go_where_the_model_is(device: torch.device) -> None:
     model = small_model(dtype=torch.bfloat16, device=device)
     swap_norms(model, Kernel)
     for norm in model.norm_modules().values():
-        assert (norm.ones.dtype, norm.ones.device.type) == (torch.bfloat16, device.type)
+        assert (norm.norm.ones.dtype, norm.norm.ones.device.type) == (torch.bfloat16, device.type)
         assert norm.calls.dtype == torch.long
     model(random_ids(1, 4, device=device))
     assert model.ln_f.calls == 1, "asked before it was put in, it would have counted that"

@@ -1,7 +1,7 @@
 """Make a norm of a GPT-2 from somebody else's module.
 
-A GPT-2's norm has a scale, ``weight``, and a shift, ``bias``. A module with Parameters of these names is used as it is.
-An ``AdaptedNorm`` wraps any other module, and owns the two. It gives them to the module under its own names. If
+A GPT-2's norm has a scale, ``weight``, and a shift, ``bias``. A ``torch.nn.LayerNorm`` with Parameters of these names is
+used as it is. An ``AdaptedNorm`` wraps any other module, and owns the two. It gives them to the module under its own names. If
 the module lacks one of them, the wrapper applies that one to the module's output.
 """
 
@@ -43,7 +43,8 @@ def adapt(
         lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
         notes += _keep_notes(module, lacking, keep)
         beside = [what for what in lacking if what in keep]
-        if beside or scale not in ([], ["weight"]) or shift not in ([], ["bias"]):  # a second name would keep the old
+        is_as_named = scale in ([], ["weight"]) and shift in ([], ["bias"])  # a second name would keep the old one
+        if beside or not is_as_named or not isinstance(module, nn.LayerNorm):
             module = AdaptedNorm(module, shape, scale, shift, beside, eps)
     record_of(module).notes = notes
     return module
@@ -81,7 +82,7 @@ class AdaptedNorm(nn.LayerNorm):
     The two Parameters are registered here and nowhere else, so a checkpoint has them under the usual names. Before each
     call the module is given them under its own names. All other parameters stay the module's.
 
-    Subclasses nn.LayerNorm so that optimizers recognize it.
+    Subclasses nn.LayerNorm, since transformers' Trainer spares norms from weight decay by their class.
 
     Args:
         norm: the module.
