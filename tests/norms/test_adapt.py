@@ -243,7 +243,7 @@ def test_buffers_go_where_the_model_is(device: torch.device) -> None:
     swap_norms(model, Kernel)
     for norm in model.norm_modules().values():
         assert (norm.norm.ones.dtype, norm.norm.ones.device.type) == (torch.bfloat16, device.type)
-        assert norm.calls.dtype == torch.long
+        assert norm.norm.calls.dtype == torch.long
     model(random_ids(1, 4, device=device))
     assert model.ln_f.calls == 1, "asked before it was put in, it would have counted that"
 

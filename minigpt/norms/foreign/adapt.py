@@ -1,8 +1,8 @@
 """Make a norm of a GPT-2 from somebody else's module.
 
-A GPT-2's norm has a scale, ``weight``, and a shift, ``bias``. A ``torch.nn.LayerNorm`` with Parameters of these names is
-used as it is. An ``AdaptedNorm`` wraps any other module, and owns the two. It gives them to the module under its own names. If
-the module lacks one of them, the wrapper applies that one to the module's output.
+A GPT-2's norm has a scale, ``weight``, and a shift, ``bias``. A ``torch.nn.LayerNorm`` with Parameters of these names
+is used as it is. An ``AdaptedNorm`` wraps any other module, and owns the two. It gives them to the module under its own
+names. If the module lacks one of them, the wrapper applies that one to the module's output.
 """
 
 import copy
