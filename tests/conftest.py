@@ -36,13 +36,15 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
+GPUS = [pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``gpu`` where there is none."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and PyTorch sees none"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked ``gpu`` where there is none."""
+    if not GPUS:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +59,13 @@ def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.device.settle_memory", lambda: None)
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="session", params=["cpu", *GPUS])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the model is tested on: the CPU always, CUDA where there is one."""
     return torch.device(request.param)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", *GPUS])
 def triton_device(request: pytest.FixtureRequest) -> torch.device:
     """Where Triton's kernels run in this process: they are interpreted, or compiled, but not both."""
     from minigpt import norms  # not before its shapes are checked
