@@ -18,6 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 SOURCE, LIBRARY = ROOT / "minigpt/engine/kernel.c", ROOT / "minigpt/engine/libminigpt.so"
+SOURCES = ("simd.h", "model.h", "products.h", "kernel.c")  # each uses those before it
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 LEVELS = {
     "portable": [],
@@ -58,7 +59,7 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
     environment = {"MACOSX_DEPLOYMENT_TARGET": "11.0", **os.environ}  # as the wheel's tag says
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     threads = ["-fopenmp"] if sys.platform == "linux" else ["-fopenmp-simd"]
-    sources = zlib.crc32(SOURCE.read_bytes() + SOURCE.with_name("products.h").read_bytes())
+    sources = zlib.crc32(b"".join(SOURCE.with_name(name).read_bytes() for name in SOURCES))
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for level, flags in LEVELS.items() if is_x86 else [("portable", [])]:

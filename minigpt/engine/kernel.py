@@ -32,6 +32,7 @@ from minigpt.norms.variants import RMSNorm, StdEps
 BLOCK, PANEL = 64, 16  # inputs that share a scale in int8, and outputs that lie together
 SLAB = 64  # the outputs of a row are padded to a multiple of it
 MOST_ROWS = 512  # that are read or multiplied at a time, so that they take little memory
+SOURCES = ("simd.h", "model.h", "products.h", "kernel.c")  # of the library, as in hatch_build.py
 COLUMNS = {torch.float32: 0, torch.bfloat16: 1}  # forms of a weight: (in, out)
 ROWS = {torch.float32: 2, torch.bfloat16: 3}  # (out, in)
 INT8 = 4
@@ -140,7 +141,7 @@ def functions() -> SimpleNamespace:
 
 
 def _is_of_other_sources(library: ctypes.CDLL, path: Path) -> bool:
-    sources = [path.with_name(name) for name in ("kernel.c", "products.h")]
+    sources = [path.with_name(name) for name in SOURCES]
     if not all(source.is_file() for source in sources):
         return False
     built_from = ctypes.c_uint32(library.minigpt_sources()).value if hasattr(library, "minigpt_sources") else None

@@ -1,13 +1,67 @@
-/* The products of a step: all rows times a weight in one of five forms. Part of kernel.c, which includes it.
+/* The products of a step: all rows, normalized first, times a weight in one of five forms, and what comes after.
  *
  * Every form computes sums of its outputs for all rows. A sum's order depends on the number of inputs only: one chain for
  * each part of the inputs, and then the parts in their order.
  */
+#ifndef PRODUCTS_H
+#define PRODUCTS_H
+#include "model.h"
+
+enum { SLAB = 64, STRIPE = 32, PIECE = 512 }; /* outputs; inputs; outputs that are finished together */
+enum { PARTS = 8 };                           /* of the inputs, at most */
+enum { FEW = 24, BATCH = 32 };                /* rows; more than FEW are many, and a chunk prepares BATCH of them */
+enum { KEPT = 768 };                          /* units of a slab that are packed together */
+enum { SHARE = 16, FAR = 16 };                /* outputs that stay in a cache; slabs to prefetch ahead */
+enum after { STORE, ADD, ACTIVATE, LOGITS };  /* LOGITS: out is (R, padded), and takes the sums as they are */
+
+static void normalize(const struct norm *norm, const float *x, float *y, long width, int is_first) {
+    const long whole = width / LANES * LANES;
+    float mean = 0, variance = 0;
+    vec sum = {0}, squares = {0};
+    if (norm->kind != RMS) {
+        for (long i = 0; i < whole; i += LANES) sum += *(const stored *)(x + i);
+        mean = total(sum);
+        for (long i = whole; i < width; i++) mean += x[i];
+        mean /= width;
+    }
+    for (long i = 0; i < whole; i += LANES) {
+        const vec centred = *(const stored *)(x + i) - mean;
+        squares = fused(squares, centred, centred);
+    }
+    variance = total(squares);
+    for (long i = whole; i < width; i++) variance = fused_one(variance, x[i] - mean, x[i] - mean);
+    variance /= width;
+    float deviation = sqrtf(variance + norm->eps);
+    if (norm->kind == STD_EPS) deviation = sqrtf(variance) + norm->eps;
+    if (norm->kind == FROZEN) deviation = is_first ? norm->first : norm->usual;
+    /* PyTorch's own norm is NaN or constant there. */
+    float factor = variance > FLT_MAX && norm->kind != FROZEN ? NAN : 1.0f / deviation;
+    for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * factor;
+    if (norm->scale)
+        for (long i = 0; i < width; i++) y[i] *= norm->scale[i];
+    if (norm->shift)
+        for (long i = 0; i < width; i++) y[i] += norm->shift[i];
+}
+
+static void activate(float *x, long count, int64_t kind) {
+    if (kind == GELU_TANH) /* 0.5 x (1 + tanh(u)) = x / (1 + e^(-2u)) */
+        for (long i = 0; i < count; i++)
+            x[i] = x[i] / (1.0f + exponential(-1.5957691216f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+    else if (kind == GELU)
+        for (long i = 0; i < count; i++) x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+    else if (kind == RELU)
+        for (long i = 0; i < count; i++) x[i] = x[i] > 0 || x[i] != x[i] ? x[i] : 0.0f;
+    else if (kind == SILU)
+        for (long i = 0; i < count; i++) x[i] = x[i] / (1.0f + exponential(-x[i]));
+    else
+        for (long i = 0; i < count; i++) x[i] = tanhf(x[i]);
+}
+
 struct product {
     const struct matrix *matrix;
     const struct norm *norm; /* of the input, or NULL */
-    const float *in;         /* (R, K); or more rows, of which wanted names R */
-    const int64_t *wanted;
+    const float *in;         /* (R, K); or more rows, of which output_rows names R */
+    const int64_t *output_rows;
     float *sums;             /* (parts, R, step); (R, step) for many rows */
     float *out;              /* (R, out) */
     float *operand, *scales; /* of the worker, or of all for many rows */
@@ -52,17 +106,6 @@ INLINE long height(long rows) {
     const long tiles = (rows + ROWS - 1) / ROWS;
     return (rows + tiles - 1) / tiles;
 }
-
-/* Call a tile of so many rows with the number as a constant, so that its sums stay in registers. */
-#define WITH_ROWS(rows, function, ...)                   \
-    switch (rows) {                                      \
-    case 1: function(1, __VA_ARGS__); break;             \
-    case 2: function(2, __VA_ARGS__); break;             \
-    case 3: function(3, __VA_ARGS__); break;             \
-    case 4: function(4, __VA_ARGS__); break;             \
-    case 5: function(5, __VA_ARGS__); break;             \
-    case 6: function(6, __VA_ARGS__); break;             \
-    }
 
 enum tiling { GO_ON, BEGIN, ADD_PART }; /* the sums of a tile continue those in memory, replace them, or are added to them */
 
@@ -176,26 +219,6 @@ INLINE void slab_chunk(struct worker *me, const struct product *p, long from, in
     }
 }
 
-/* Store the total of the lanes of each vector. The order of a total is the same for any count. */
-INLINE void store_totals(float *y, const vec *sum, int count) {
-#if defined(__AVX512F__)
-    __m512 some[4] = {0};
-    for (int i = 0; i < count; i++) some[i] = (__m512)sum[i];
-    const __m512 one = _mm512_unpacklo_ps(some[0], some[2]) + _mm512_unpackhi_ps(some[0], some[2]);
-    const __m512 two = _mm512_unpacklo_ps(some[1], some[3]) + _mm512_unpackhi_ps(some[1], some[3]);
-    const __m512 four = _mm512_unpacklo_ps(one, two) + _mm512_unpackhi_ps(one, two); /* every four lanes: all of some */
-    const __m256 half = _mm512_castps512_ps256(four) + _mm512_extractf32x8_ps(four, 1);
-    const __m128 totals = _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
-    if (count == 4) _mm_storeu_ps(y, totals);
-    else _mm_mask_storeu_ps(y, (1 << count) - 1, totals);
-#else
-    for (int i = 0; i < count; i++) {
-        y[i] = 0;
-        for (int l = 0; l < LANES; l++) y[i] += sum[i][l];
-    }
-#endif
-}
-
 /* y (rows, outs) = x (rows, n) times rows of w. */
 INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, long step, long n, int outs, int is_half,
                  struct ahead ahead) {
@@ -304,8 +327,9 @@ static void int8_chunk(const struct product *p, long from, long count) {
             float *sums = p->sums + r * p->step + from + c;
             many = height(rows - r);
             const int first = BLOCK / 4 * r / rows, last = BLOCK / 4 * (r + many) / rows; /* of a block, to prefetch */
-            if (is_pair) WITH_ROWS(many, int8_tile, x, p->pitch, p->scales + r * blocks, blocks, w, sums, p->step, 2, first, last)
-            else WITH_ROWS(many, int8_tile, x, p->pitch, p->scales + r * blocks, blocks, w, sums, p->step, 1, first, last)
+            const float *scales = p->scales + r * blocks;
+            if (is_pair) WITH_ROWS(many, int8_tile, x, p->pitch, scales, blocks, w, sums, p->step, 2, first, last)
+            else WITH_ROWS(many, int8_tile, x, p->pitch, scales, blocks, w, sums, p->step, 1, first, last)
         }
         if (is_pair) c += PANEL;
     }
@@ -336,7 +360,7 @@ INLINE long part_of(long inputs) { return padded((inputs + PARTS - 1) / PARTS, S
 /* Normalize a row and convert it to what the product takes. */
 static void prepare(struct worker *me, const struct product *p, long r) {
     const struct matrix *m = p->matrix;
-    const long row = p->wanted ? p->wanted[r] : r;
+    const long row = p->output_rows ? p->output_rows[r] : r;
     const float *x = p->in + row * m->in;
     float *units = p->operand + r * p->pitch;
     if (p->norm) normalize(p->norm, x, me->row, m->in, me->step->rows->columns[row] == 0), x = me->row;
@@ -397,13 +421,16 @@ static void multiply(struct worker *me, const struct matrix *m, const struct nor
     const long pieces = (4 * step->threads + parts - 1) / parts;
     const long chunk = is_many ? SLAB : padded((m->out + pieces - 1) / pieces, SLAB), chunks = (m->out + chunk - 1) / chunk;
     const struct product p = {
-        .matrix = m, .norm = norm, .in = in, .wanted = is_head ? step->rows->wanted : NULL, .sums = is_head ? out : step->partial,
-        .out = out, .operand = is_many ? step->operand : me->operand, .scales = is_many ? step->scales : me->scales,
+        .matrix = m, .norm = norm, .in = in, .output_rows = is_head ? step->rows->output_rows : NULL,
+        .sums = is_head ? out : step->partial, .out = out,
+        .operand = is_many ? step->operand : me->operand, .scales = is_many ? step->scales : me->scales,
         .rows = rows, .pitch = pitch_of(m->in, unit), .is_many = is_many, .part = part, .parts = parts, .chunk = chunk,
         .step = padded(m->out, SLAB) + (is_head ? 0 : SLAB), .after = after,
     };
     const long batches = (rows + BATCH - 1) / BATCH;
-    if (is_many) together(me, batches, prepare_chunk, &p);
-    together(me, is_many ? chunks : parts * chunks, product_chunk, &p);
-    if (!is_head) together(me, batches * ((m->out + PIECE - 1) / PIECE), finish_chunk, &p);
+    if (is_many) parallel_for(me, batches, prepare_chunk, &p);
+    parallel_for(me, is_many ? chunks : parts * chunks, product_chunk, &p);
+    if (!is_head) parallel_for(me, batches * ((m->out + PIECE - 1) / PIECE), finish_chunk, &p);
 }
+
+#endif

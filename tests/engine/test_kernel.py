@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -410,6 +411,17 @@ def build_module() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("name", kernel.SOURCES)
+def test_each_source_can_be_read_alone(name: str) -> None:
+    """A file includes those that it uses. The library is checked against the sources by the same list."""
+    assert build_module().SOURCES == kernel.SOURCES
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no compiler")
+    source = ROOT / "minigpt/engine" / name
+    subprocess.run([compiler, "-std=gnu11", "-fsyntax-only", "-x", "c", str(source)], check=True, timeout=100)
 
 
 def test_installing_without_a_compiler_builds_a_pure_python_wheel(

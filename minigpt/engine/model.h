@@ -1,0 +1,105 @@
+/* The model and the rows of a step as engine/kernel.py passes them: it mirrors these structs. And a step, whose phases threads
+ * share: they take chunks of a phase one at a time, so a thread that the system has suspended delays one chunk and not the
+ * whole phase.
+ *
+ * R rows, each a new token, C width of the residual stream, K inputs of a product, V vocabulary.
+ */
+#ifndef MODEL_H
+#define MODEL_H
+#include "simd.h"
+
+enum { BLOCK = 64, PANEL = 16 }; /* of int8: inputs that share a scale, and outputs that lie together */
+enum form { FLOAT_COLUMNS, HALF_COLUMNS, FLOAT_ROWS, HALF_ROWS, INT8_PANELS }; /* columns: (in, out); rows: (out, in) */
+enum norm_kind { LAYER_NORM, RMS, STD_EPS, FROZEN };
+enum activation { GELU_TANH, GELU, RELU, SILU, TANH };
+
+struct matrix {
+    const void *weight;
+    const float *bias; /* or NULL */
+    int64_t in, out, form;
+};
+struct norm {
+    const float *scale, *shift; /* or NULL */
+    int64_t kind;
+    float eps, usual, first; /* of FROZEN: what it divides rows by, and those at position 0 */
+};
+struct layer {
+    struct norm ln_1, ln_2;
+    struct matrix c_attn, attn_proj, c_fc, mlp_proj;
+    float score_scale;
+};
+struct model {
+    int64_t layers, width, heads, inner, is_half, activation; /* is_half: embeddings are bfloat16 */
+    const void *wte, *wpe;
+    const struct layer *h;
+    struct norm ln_f;
+    struct matrix head;
+};
+struct rows {
+    int64_t count;
+    const int64_t *tokens, *slots, *columns; /* slot: the text's place in the cache, which begins at its column 0 */
+    int64_t outputs;
+    const int64_t *output_rows; /* (outputs), rows whose logits are computed */
+    void *cache;
+    int64_t is_half; /* the cache is bfloat16 */
+    int64_t layer_stride, value_stride, slot_stride, head_stride; /* in values */
+    float *logits; /* (outputs, V padded to a multiple of SLAB) */
+};
+
+struct int8_block { /* of PANEL outputs and BLOCK inputs, in groups of four inputs */
+    float scale[PANEL];
+    int8_t weight[BLOCK / 4][PANEL][4]; /* inputs 0, 2, 1, 3: every other one is the low half of 16 bits */
+};
+/* A step, and its threads. ---------------------------------------------------------------------------------------- */
+
+enum { SPINS = 4000 }; /* pauses before a waiting thread yields its core */
+
+struct counter {
+    _Alignas(64) atomic_long next;
+    _Alignas(64) atomic_long done;
+};
+struct step {
+    const struct model *model;
+    const struct rows *rows;
+    long threads;
+    struct counter *counters;
+    float *x, *qkv, *mixed, *hidden; /* (R, C), (R, 3C), (R, C), (R, inner) */
+    float *partial;                  /* (parts, R, outputs): sums of a product before they are added up */
+    float *operand, *scales;         /* of many rows, as a worker's for few */
+};
+struct worker { /* a thread's own memory */
+    const struct step *step;
+    long phase;
+    long longest; /* columns of a text */
+    int is_prepared;
+    float *row;      /* one normalized row */
+    float *scores;   /* (ROWS, columns) of one head */
+    float *operand;  /* (R, pitch), in units: one float32, two bfloat16, or two integers of 16 bits */
+    float *scales;   /* (R, blocks) of int8 */
+    float *packed;   /* (units, SLAB), weights for many rows */
+};
+
+typedef void chunk_function(struct worker *me, const void *job, long chunk);
+
+INLINE void pause_briefly(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Run all chunks of a phase together with the other threads, and return when all are done. */
+static void parallel_for(struct worker *me, long chunks, chunk_function *run, const void *job) {
+    struct counter *counter = &me->step->counters[me->phase++];
+    long done = 0;
+    me->is_prepared = 0;
+    for (long chunk; (chunk = atomic_fetch_add(&counter->next, 1)) < chunks; done++) run(me, job, chunk);
+    if (done) atomic_fetch_add(&counter->done, done);
+    for (long spins = 0; atomic_load(&counter->done) < chunks; spins++) {
+        if (spins < SPINS) pause_briefly();
+        else sched_yield(); /* the thread we wait for may need this core */
+    }
+}
+
+#endif
