@@ -71,6 +71,16 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def differences(opened: object) -> list[str]:
+    """Return why a recipe, or a model that was opened by one, is another model than its checkpoint, by its options."""
+    values = [(field, getattr(opened, field.name, field.default)) for field in dataclasses.fields(Recipe)]
+    return [
+        field.metadata["difference"].format(value)
+        for field, value in values
+        if field.metadata.get("difference") and value != field.default
+    ]
+
+
 class Opened(NamedTuple):
     """A model as a recipe says, and what was done to it.
 

@@ -1,5 +1,6 @@
 """A recipe says how a model is opened; what it says is what is opened, and what is reported is what ran."""
 
+import dataclasses
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,6 +15,8 @@ import minigpt
 from minigpt import ConfigError, NormError, Recipe
 from minigpt.checkpoint.norms import described_norms
 from minigpt.checkpoint.save import can_save_frozen
+from minigpt.recipe import Opening, differences
+from minigpt.study.study import AXES
 
 TALE = "Once upon a time there was a young gardener named Tom. He had a garden. " * 20
 
@@ -162,3 +165,15 @@ def test_importing_the_package_reads_no_recipe() -> None:
     code = "import minigpt, sys; print('torch' in sys.modules, 'minigpt.recipe' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_an_option_of_opening_is_declared_once_and_every_list_of_them_is_whole() -> None:
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    assert [*Opening.__annotations__] == names[1:]
+    listed = f"{', '.join(names[1:-1])} and {names[-1]}"
+    for function in (minigpt.from_pretrained, minigpt.parity):
+        assert listed in " ".join((function.__doc__ or "").split())
+    page = (Path(__file__).parents[1] / "docs" / "study.md").read_text(encoding="utf-8")
+    assert f"each a value or a list: {', '.join(name for name in AXES if name != 'fit')}\n" in page
+    assert differences(Recipe(quantize="int8")) == ["int8 weights are other weights"]
+    assert differences(Recipe(norm="rms", center=True, dtype="bfloat16", attention="eager")) == []

@@ -27,7 +27,7 @@ from minigpt.judge.truth import Sample, Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
-from minigpt.recipe import Recipe
+from minigpt.recipe import Recipe, differences
 from minigpt.report.fields import SiteFit
 from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
@@ -55,11 +55,13 @@ class Candidate:
         swapped: the sites that hold the norm in question.
         fits: how well each fitted norm explains the one that it replaces.
         is_exact: whether it claims to be the same model as the original.
+        difference: why it is another one by an option of opening; None if it is not.
         notes: what a reader should know of it.
         changes: what its code changed in the process when it was imported.
     """
 
     norm, quantize, center, is_exact = "its own", None, False, True
+    difference: str | None = None
     sites: Sequence[str] = ("*",)
     fits: list[SiteFit] | None = None
 
@@ -252,7 +254,8 @@ class OurCandidate(ModuleCandidate):
         self.norm = norm_title(recipe, [norms[site] for site in self.swapped])
         self.quantize = getattr(model, "quantize", None)
         self.center = recipe is not None and recipe.center
-        self.is_exact = is_same and self.quantize is None and all(is_exact(norms[site]) for site in self.swapped)
+        self.difference = next(iter([*differences(recipe), *differences(model)]), None)
+        self.is_exact = is_same and self.difference is None and all(is_exact(norms[site]) for site in self.swapped)
         self.is_ours = all(is_ours(type(norm)) for norm in norms.values())
         classes = {type(part): part for site in self.swapped for part in norms[site].modules()}
         self.changes = tuple(dict.fromkeys(change for part in classes.values() for change in changed_on_import(part)))

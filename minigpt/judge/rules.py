@@ -93,8 +93,8 @@ def _difference(report: ParityReport) -> list[str]:
 def _why_different(report: ParityReport) -> str:
     if report.against is not None:
         why = f"{report.model} is another checkpoint than {report.against}"
-    elif report.quantize is not None:
-        why = f"{report.quantize} weights are other weights"
+    elif report.difference is not None:
+        why = report.difference
     else:
         why = f"{report.norm} is not a LayerNorm"
     return f"A difference is expected, since {why}; a budget says how much is allowed."

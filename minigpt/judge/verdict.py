@@ -174,6 +174,7 @@ class _Judgement:
             versions=truth.versions,
             prompts=truth.described,
             quantize=candidate.quantize,
+            difference=candidate.difference,
             center=candidate.center,
             exact=candidate.is_exact,
             fit=candidate.fits,

@@ -369,6 +369,7 @@ class ParityFields(Fields):
     Attributes:
         model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
         against_norm: the norm that transformers computes there: "fused", or "frozen" by a huge eps.
+        difference: why the candidate is another model by an option of opening, as int8 weights are.
         exact: whether the candidate claims to be the same model; an RMSNorm or int8 weights do not.
         bitwise: our own loading and network, against transformers.
         logits, distribution, greedy: on the prompts and what transformers writes after them.
@@ -408,6 +409,7 @@ class ParityFields(Fields):
     against_norm: str = "fused"
     quantize: str | None = None
     center: bool = False
+    difference: str | None = None
     exact: bool = True
     decoding: LogitsError | None = None
     text: TextError | None = None

@@ -245,7 +245,7 @@ def test_buffers_go_where_the_model_is(device: torch.device) -> None:
         assert (norm.norm.ones.dtype, norm.norm.ones.device.type) == (torch.bfloat16, device.type)
         assert norm.norm.calls.dtype == torch.long
     model(random_ids(1, 4, device=device))
-    assert model.ln_f.calls == 1, "asked before it was put in, it would have counted that"
+    assert model.ln_f.norm.calls == 1, "asked before it was put in, it would have counted that"
 
 
 def test_on_the_meta_device() -> None:

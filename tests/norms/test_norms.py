@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,10 +25,17 @@ VARIANTS = ("std_eps", "rms", "frozen", "taper:0.25", "detached", "no_scale", "n
 OWN = {"dyt": {"alpha"}, "hardtanh": {"alpha"}, "derf": {"alpha", "s"}}  # Parameters beside weight and bias
 DTYPES = (torch.float64, torch.float32, *HALVES)
 DEVIATION = 1.75  # what the frozen norms here divide by; the same number in every dtype
-NEVER = float("inf")
 
 every_norm = pytest.mark.parametrize("name", EXACT + VARIANTS)
 every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+def test_every_registered_norm_is_in_a_table_of_the_tests_and_in_that_of_the_docs() -> None:
+    """A new norm has a formula here, or tests of its own as the kernels of triton have."""
+    names = {*norms.available()}
+    assert names == {name.partition(":")[0] for name in (*EXACT, *VARIANTS)} | {"triton"}
+    page = (Path(__file__).parents[2] / "docs" / "norms.md").read_text(encoding="utf-8")
+    assert names == {name.partition(":")[0] for name in re.findall(r"^\| `([\w:.]+)` \| (?:yes|no) \|", page, re.M)}
 
 
 @pytest.fixture(autouse=True)
