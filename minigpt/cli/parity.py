@@ -81,6 +81,8 @@ def parity(
         raise ConfigError("is for --remove", argument="remove_file")
     if outputs is not None and original is None:
         raise ConfigError("needs --original, the record that it answers", argument="outputs")
+    if outputs is not None and any(recipe.norm is not None for recipe in recipes):
+        raise ConfigError("cannot go with --outputs, which another program wrote", argument="norm")
     if original is not None and (record or against or prompt or prompts or text):
         raise ConfigError("has its model and its texts; it cannot go with --record, --against, --prompt or --text",
                           argument="original")  # fmt: skip

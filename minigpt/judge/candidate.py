@@ -33,6 +33,7 @@ from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
 
 SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two models to be compared
+MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 
 
 class Reading(NamedTuple):
@@ -131,8 +132,9 @@ class Candidate:
 
 
 def gradient_texts(truth: Truth) -> list[Tensor]:
-    """Return the texts whose loss has its gradients compared: the prompts, and the first window of a longer text."""
-    return [truth.tensor(sample.ids) for sample in (*truth.prompts, *truth.windows[:1])]
+    """Return the texts whose loss has its gradients compared: the prompts, and the beginning of a longer text."""
+    longer = [sample.ids[:MOST_GRADIENT] for sample in truth.windows[:1]]
+    return [truth.tensor(ids) for ids in (*(prompt.ids for prompt in truth.prompts), *longer)]
 
 
 class FileCandidate(Candidate):

@@ -83,10 +83,10 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistic
     """
     check_gpt2(model)
     check_inputs(model.config, input_ids, None, None, None)
-    found: list[SiteStatistics] = []
+    sites: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda _, args: found.append(_of_site(site, args[0], original_norm(norm, model)))
+        return lambda _, args: sites.append(_of_site(site, args[0], original_norm(norm, model)))
 
     hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in model.norm_modules().items()]
     try:
@@ -94,7 +94,7 @@ def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistic
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return sites
 
 
 def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteStatistics:

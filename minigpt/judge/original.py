@@ -372,9 +372,9 @@ def _original_of_module(
     if unused := [name for name in opening if name not in ("attention", "device", "dtype", "local_files_only")]:
         raise ConfigError("is for a candidate that is a source", argument=unused[0])
     first = next(candidate.parameters(), None) if isinstance(candidate, nn.Module) else None
-    own = {"attention": getattr(candidate, "attention", None), "device": getattr(first, "device", None),
-           "dtype": getattr(first, "dtype", None)}  # fmt: skip
-    options = {name: value for name, value in own.items() if isinstance(value, str | torch.device | torch.dtype)}
+    present = {name: getattr(first, name, None) for name in ("device", "dtype")}
+    present["attention"] = getattr(candidate, "attention", None)
+    options = {name: value for name, value in present.items() if isinstance(value, str | torch.device | torch.dtype)}
     return Original(against, **options | opening, **texts)
 
 

@@ -18,9 +18,7 @@ from minigpt.report.fields import (
 from minigpt.report.numerals import brief, change, format_limit, percent, precise, uncertain
 from minigpt.report.parity_report import ParityReport
 
-MOST_DECODING_NOISE = (
-    4.0  # times transformers' own error, for tokens read one by one: of few tokens the floor may be small by chance
-)
+MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
 FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
 
 

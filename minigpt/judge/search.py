@@ -178,7 +178,7 @@ class Search:
         return hash_json(decisive)
 
 
-def bisect(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
+def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
     """Find the sites that must have their own norm back, as minimal failing sets, until the remaining sites pass.
 
     There is no such set if the verdict fails without any of them, since something else breaks it.

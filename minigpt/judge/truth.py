@@ -32,7 +32,7 @@ PLAIN = (  # fields that JSON holds as they are
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Sample:
     """A text that every model reads at once, and what transformers in float64 says of it.
 
@@ -208,11 +208,11 @@ class Truth:
             "texts": [[s.new_from, s.compared.start, s.compared.stop, s.counted, s.start] for s in self.samples],
             "distances": [dataclasses.astuple(floor) for floor in floors],
         }  # fmt: skip
-        told = {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in FOR_OTHERS}
+        public = {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in FOR_OTHERS}
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
             with replaced(file) as new:
-                save_file(flat, new, metadata={"format": "pt", "minigpt": json.dumps(state)} | told)
+                save_file(flat, new, metadata={"format": "pt", "minigpt": json.dumps(state)} | public)
         except (OSError, SafetensorError) as error:
             raise MiniGPTError(f"cannot write {file}: {error}") from error
 

@@ -24,7 +24,7 @@ from minigpt.judge.measures import (
 )
 from minigpt.judge.reference import judging
 from minigpt.judge.rules import decide, parse_budget
-from minigpt.judge.search import Search, SiteSwap, bisect
+from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.truth import Sample, Truth
 from minigpt.norms.registry import require_on
 from minigpt.report import fields
@@ -106,7 +106,7 @@ class _Judgement:
                 parts["fit"] = [search.swap.fits[site] for site in sites]
             if bisect:
                 self.say("searching for the sites that break it")
-                parts["bisect"] = _bisect(candidate.swapped, lambda sites: self._fails(search.swap, sites))
+                parts["bisect"] = bisect_sites(candidate.swapped, lambda sites: self._fails(search.swap, sites))
         return dataclasses.replace(report, **parts), places
 
     def _allowed(self, swap: SiteSwap, sites: list[str]) -> list[str]:
@@ -185,9 +185,6 @@ class _Judgement:
                 truth.config.vocab_size,
             ),
         )  # fmt: skip
-
-
-_bisect = bisect  # beside an argument of that name
 
 
 class Measured:

@@ -89,8 +89,8 @@ def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None
     rows = _rows(embedding).double()
     with naming(norm):
         bare = copy.deepcopy(norm).eval().double()
-        given, moved = bare(rows), bare(rows + 1)
-    if not (given - moved).abs().max() <= 1e-5 * given.abs().max():
+        output, moved = bare(rows), bare(rows + 1)
+    if not (output - moved).abs().max() <= 1e-5 * output.abs().max():
         raise NormError(f"{site} ({type(norm).__name__}) must subtract the mean of its rows for a model to be centred")
 
 

@@ -83,6 +83,7 @@ def test_a_record_is_judged_against_and_what_another_program_wrote(run: Run, fol
     save_file({name: x.float() * 1.01 for name, x in tensors.items() if name.startswith("logits")}, outputs)
     assert run("parity", "--original", record, "--outputs", outputs).status == 1
     assert "--original" in complaint(run("parity", "--outputs", outputs))
+    assert "--norm" in complaint(run("parity", "--original", record, "--outputs", outputs, "--norm", "rms"))
     assert "--text" in complaint(run("parity", "--original", record, "--text", folder / "text"))
 
 
