@@ -30,6 +30,7 @@ Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, o
 # vanish beside it.
 FROZEN_EPS = 2.0**40
 PLAIN = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
+PLAIN_FORM: Pairs = [("*", "frozen")]  # the norms of such a checkpoint
 
 
 def norm_fields(model: GPT2) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.checkpoint.contents import CONFIG, Files, read_stable
 from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
-from minigpt.checkpoint.norms import Pairs, is_frozen, split_norms, unscaled
+from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
 from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import CheckpointError, ConfigError, listing
@@ -88,7 +88,7 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
         tensors = _with_identity_norms(config, tensors, files.place)
     if is_frozen(config.layer_norm_epsilon):
         tensors = unscaled(tensors, config.layer_norm_epsilon)
-        norms = [("*", "frozen")]
+        norms = PLAIN_FORM
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(files.place, form, config, tensors, norms)
 

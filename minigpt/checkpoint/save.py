@@ -115,6 +115,8 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | Non
                 f"the scaled weight of {site} does not fit into {weight.dtype}; save in float32 or bfloat16"
             )
     swap_norms(plain, "fused")
+    for norm in plain.norm_modules().values():
+        norm.eps = FROZEN_EPS
     save_pretrained(plain, directory, tokenizer)
 
 

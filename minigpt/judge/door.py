@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.checkpoint import Files, open_checkpoint
 from minigpt.checkpoint.contents import state_of, unchanged
-from minigpt.checkpoint.norms import is_frozen
+from minigpt.checkpoint.norms import PLAIN_FORM
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.config import GPT2Config
 from minigpt.device import resolve_dtype
@@ -30,16 +30,13 @@ class Source(NamedTuple):
         config: of the whole vocabulary, padding included.
         dtype: the one that is asked for, else that of its weights.
         weights: how many numbers it has.
+        norm: the norm that transformers computes: "frozen" for the plain form of frozen norms, else "fused".
     """
 
     config: GPT2Config
     dtype: torch.dtype
     weights: int
-
-    @property
-    def norm(self) -> str:
-        """The name of the norm that transformers computes: a checkpoint of frozen norms says so by its huge eps."""
-        return "frozen" if is_frozen(self.config.layer_norm_epsilon) else "fused"
+    norm: str
 
 
 def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
@@ -51,7 +48,8 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
     checkpoint = open_checkpoint(place)
     weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     config = dataclasses.replace(checkpoint.config, used_vocab_size=None)
-    return Source(config, resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place), weights)
+    norm = "frozen" if checkpoint.norms == PLAIN_FORM else "fused"
+    return Source(config, resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place), weights, norm)
 
 
 def raw_source(place: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -9,7 +9,7 @@ from minigpt.checkpoint import open_checkpoint
 from minigpt.checkpoint.save import save_frozen
 
 
-def test_transformers_loads_frozen_norms(tmp_path):
+def test_transformers_loads_frozen_norms(tmp_path, caplog):
     model = minigpt.from_pretrained("demo", device="cpu")
     ids = torch.randint(0, 1000, (2, 40), generator=torch.Generator().manual_seed(0))
     minigpt.swap_norms(model, "frozen")
@@ -17,6 +17,7 @@ def test_transformers_loads_frozen_norms(tmp_path):
     for norm in model.norm_modules().values():
         norm.freeze(norm.calibration[0], norm.calibration[0])
     save_frozen(model, tmp_path)
+    assert not [record for record in caplog.records if record.name == "minigpt"]
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     again = minigpt.from_pretrained(tmp_path, device="cpu")
