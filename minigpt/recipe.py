@@ -28,7 +28,9 @@ from minigpt.files import hash_file, hash_json
 if TYPE_CHECKING:
     import torch
 
+    from minigpt.checkpoint.contents import Files
     from minigpt.checkpoint.norms import Norms
+    from minigpt.checkpoint.opened import Checkpoint
     from minigpt.model import GPT2
     from minigpt.norms import NormSpec
     from minigpt.swap.fit import Explained
@@ -191,57 +193,58 @@ class Recipe:
 
     def opened(self) -> Opened:
         """Return the model and what was done to it. Raises as ``open``."""
-        from minigpt import norms
-        from minigpt.checkpoint.contents import Files, read_stable
-        from minigpt.checkpoint.norms import norm_at
-        from minigpt.checkpoint.opened import Checkpoint, read_checkpoint
+        from minigpt.checkpoint.contents import read_stable
         from minigpt.checkpoint.pretrained import load_model
         from minigpt.device import resolve_device, resolve_dtype
         from minigpt.engine import quantize_int8
-        from minigpt.swap import center_writers, fit_on_text, swap_norms
+        from minigpt.swap import center_writers, fit_on_text
         from minigpt.swap.fit import require_fitted
-        from minigpt.swap.sites import match_sites
-        from minigpt.tokenizer import Tokenizer
 
-        def read(files: Files) -> tuple[Checkpoint, Tokenizer | None, dict[str, Any]]:
-            """Return what is in a checkpoint's files, each of which is read once."""
-            tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-            checkpoint = read_checkpoint(files, tokenizer.id_count if tokenizer else 0)
-            return checkpoint, tokenizer, files.generation_fields()
-
-        checkpoint, tokenizer, generation_fields = read_stable(self.place(), read)
+        checkpoint, tokenizer, generation_fields = read_stable(self.place(), _read_files)
         if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
-        pairs = self.pairs()
-        code = [] if all(norms.is_registered(norm) for _, norm in checkpoint.norms) else pairs
         model = load_model(
-            checkpoint, code, attention=self.attention, arithmetic=self.arithmetic,
+            checkpoint, self._code_for(checkpoint), attention=self.attention, arithmetic=self.arithmetic,
             device=resolve_device("cpu" if self.quantize and self.device is None else self.device),
             dtype=resolve_dtype(self.dtype),
         )  # fmt: skip
         if self.center:
             center_writers(model)
-
-        def is_named(site: str) -> bool:
-            """Whether config.json leaves a site to LayerNorm or to a registered norm."""
-            named = norm_at(checkpoint.norms, site)
-            return named is None or norms.is_registered(named)
-
-        swapped: set[str] = set()
-        for pattern, norm in pairs:
-            sites = match_sites(model, pattern)
-            if code and not norms.is_registered(norm):  # it stands at the checkpoint's sites for it, and only there
-                sites = [site for site in sites if not is_named(site)]
-            swapped |= {*sites}
-            others = [site for site in sites if norms.name_of(model.get_submodule(site)) != norms.name_of(norm)]
-            if others:  # a trained norm that is the one asked for keeps its own Parameters
-                swap_norms(model, norm, others, self.keep)
-        sites = [site for site in model.norm_sites() if site in swapped]
+        sites = self._swap_norms(model, checkpoint)
         fits: dict[str, Explained] = {}
         if self.fit is not None and tokenizer is not None:
             fits = fit_on_text(model, tokenizer, self.fit, sites)
         require_fitted(model)
         return Opened(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
+
+    def _code_for(self, checkpoint: "Checkpoint") -> "list[tuple[str, NormSpec]]":
+        """Return the recipe's norms if config.json names one that is not registered, whose class they are."""
+        from minigpt.norms import is_registered
+
+        return [] if all(is_registered(norm) for _, norm in checkpoint.norms) else self.pairs()
+
+    def _swap_norms(self, model: "GPT2", checkpoint: "Checkpoint") -> list[str]:
+        """Put the recipe's norms at their sites; return the sites at which they stand, in the order of the data.
+
+        A norm that the checkpoint already has at a site keeps its trained Parameters. A class that config.json names
+        stands at the checkpoint's sites for it, and only there.
+        """
+        from minigpt import norms
+        from minigpt.checkpoint.norms import norm_at
+        from minigpt.swap import swap_norms
+        from minigpt.swap.sites import match_sites
+
+        has_code, swapped = bool(self._code_for(checkpoint)), set[str]()
+        for pattern, norm in self.pairs():
+            sites = match_sites(model, pattern)
+            if has_code and not norms.is_registered(norm):
+                named = {site: norm_at(checkpoint.norms, site) for site in sites}
+                sites = [site for site, name in named.items() if name is not None and not norms.is_registered(name)]
+            swapped |= {*sites}
+            others = [site for site in sites if norms.name_of(model.get_submodule(site)) != norms.name_of(norm)]
+            if others:
+                swap_norms(model, norm, others, self.keep)
+        return [site for site in model.norm_sites() if site in swapped]
 
     def place(self) -> Path:
         """Return the local folder, or file of weights, of ``source``; fetches a repository.
@@ -308,6 +311,16 @@ class Recipe:
             name = name.replace("_", "-")
             words += [f"--{name}"] if value is True else [f"--{name}", _word(value)]
         return words
+
+
+def _read_files(files: "Files") -> "tuple[Checkpoint, Tokenizer | None, dict[str, Any]]":
+    """Return what is in a checkpoint's files, each of which is read once."""
+    from minigpt.checkpoint.opened import read_checkpoint
+    from minigpt.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
+    checkpoint = read_checkpoint(files, tokenizer.id_count if tokenizer else 0)
+    return checkpoint, tokenizer, files.generation_fields()
 
 
 def _word(value: Any) -> str:

@@ -9,7 +9,7 @@ from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
-from minigpt.norms.registry import available, is_registered, registered_name
+from minigpt.norms.registry import find, registered_name
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 
@@ -75,8 +75,8 @@ def is_exact(norm: object) -> bool:
     Args:
         norm: what ``build`` takes, or a module that stands in a model.
     """
-    if isinstance(norm, str) and is_registered(norm):  # it may be unavailable here
-        return available()[norm.partition(":")[0]].exact
+    if (registered := find(norm)) is not None:  # it may be unavailable here
+        return registered[0].exact
     made = locate(norm) if isinstance(norm, str) else norm
     made = made.norm if isinstance(made, AdaptedNorm) else getattr(made, "func", made)
     cls = made if isinstance(made, type) else type(made)

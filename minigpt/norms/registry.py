@@ -96,44 +96,39 @@ def available() -> dict[str, NormInfo]:
     return dict(_REGISTRY)
 
 
-def lookup(name: str) -> NormInfo:
-    """Return the registered norm of that name.
-
-    Raises:
-        NormError: if there is none, or it cannot run here.
-    """
-    norms = available()
-    if name not in norms:
-        near = difflib.get_close_matches(name, norms, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"registered are {', '.join(sorted(norms))};"
-        raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
-    if not norms[name].available:
-        raise NormError(f"norm {name!r} {norms[name].reason}")
-    return norms[name]
+def find(name: object) -> tuple[NormInfo, str] | None:
+    """Return the registered norm of a name, and the number behind it ("" without one); None if there is none."""
+    base, colon, number = name.partition(":") if isinstance(name, str) else ("", "", "")
+    info = available().get(base)
+    return None if info is None or (colon and info.parameter is None) else (info, number if colon else "")
 
 
 def is_registered(name: object) -> bool:
     """Return True for a registered name, also with a number behind it where the norm takes one: "mix:0.75"."""
-    if not isinstance(name, str):
-        return False
-    base, colon, _ = name.partition(":")
-    info = available().get(base)
-    return info is not None and (not colon or info.parameter is not None)
+    return find(name) is not None
 
 
-def maker_of(name: str) -> Callable[..., nn.Module]:
+def lookup(name: str) -> Callable[..., nn.Module]:
     """Return the class of a registered name; for "mix:0.75" a function that sets the number.
 
     Raises:
-        NormError: as ``lookup``, or if what follows the name is no number.
+        NormError: if there is none, it cannot run here, or what follows the name is no number.
     """
-    base, colon, number = name.partition(":")
-    info = lookup(base)
-    if not colon or info.parameter is None:
+    match = find(name)
+    if match is None:
+        norms = available()
+        near = difflib.get_close_matches(name, norms, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"registered are {', '.join(sorted(norms))};"
+        raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
+    info, number = match
+    if not info.available:
+        raise NormError(f"norm {name.partition(':')[0]!r} {info.reason}")
+    if not number and ":" not in name:
         return info.cls
     try:
-        return functools.partial(info.cls, **{info.parameter: float(number)})
+        return functools.partial(info.cls, **{str(info.parameter): float(number)})
     except ValueError:
+        base = name.partition(":")[0]
         raise NormError(f"norm {base!r} takes a number behind its name, as in {base}:0.5, got {name!r}") from None
 
 

@@ -287,7 +287,7 @@ def test_a_name_is_taken_once() -> None:
     norms.register("doubling")(Doubling)  # the same class again, as a reloaded module registers it
     with pytest.raises(NormError, match="'textbook' is taken"):
         norms.register("textbook")(Doubling)
-    assert norms.lookup("textbook").cls is LayerNorm
+    assert norms.lookup("textbook") is LayerNorm
 
 
 def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from minigpt.errors import RAISED, NormError, listing
-from minigpt.norms.registry import is_registered, maker_of
+from minigpt.norms.registry import is_registered, lookup
 from minigpt.watch import watched
 
 IMPORTS, WORDS = re.compile(r"^\s*(?:from|import)\b.*", re.MULTILINE), re.compile(r"\w+")
@@ -35,7 +35,7 @@ def locate(norm: str) -> Callable[..., Any]:
     """
     file = file_of(norm)
     if file is None and (":" not in norm or is_registered(norm)):
-        return maker_of(norm)
+        return lookup(norm)
     place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
     if file is None and is_registered(place):
         raise NormError(f"the norm {place} takes no number, got {norm!r}")
