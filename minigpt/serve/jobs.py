@@ -84,11 +84,13 @@ class RequestRow(Row):
         job: the request.
         index: its number among the request's texts.
         tokens: those that the next event reports, if the request wants log-probabilities.
+        is_read: its text is read to the end.
     """
 
     job: "Job"
     index: int
     tokens: list[Token]
+    is_read: bool
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error."""
@@ -127,6 +129,7 @@ class Job:
     def start_row(self) -> RequestRow:
         """Return the next text that waits. The first one of a prompt scores the prompt, if the request wants that."""
         row = self.waiting.popleft()
+        row.is_read = False
         if self.body.scores_prompts:
             scored = self._scored.setdefault(row.prompt, None)
             row.scores_prompt = scored is None

@@ -19,8 +19,8 @@ from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, integer
 from minigpt.tokenizer import Tokenizer
 from minigpt.version import __version__
 
-PARTS_AT_ONCE = 2048  # of JSON, that are encoded before other requests get their turn
-TOKENS_AT_ONCE = 64  # with log-probabilities, that are collected before that
+PARTS_AT_ONCE = 256  # of JSON, that are encoded before other requests and the computing thread get their turn
+TOKENS_AT_ONCE = 4  # with log-probabilities, that are collected before that
 REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}  # by status

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from jaxtyping import Float
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from minigpt.serve.jobs import Channel, Comparison, Job, RequestRow, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MAX_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
-PROMPT_TOKENS, PROMPT_TOKENS_BESIDE = 512, 64  # to read in a step: where no text gets its next token, and beside some
+PROMPT_TOKENS, PROMPT_TOKENS_BESIDE = 512, 32  # to read in a step: where no text gets its next token, and beside some
 COMPARISONS = 4  # that run at a time, a step of each in turn
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops
@@ -209,18 +210,18 @@ class Lane:
             budget: tokens to read of texts that are not read yet, in all.
         """
         self._fill_places()
-        step = self._read(budget)
-        for piece in step.pieces:
-            if piece.row.scores_prompt:
-                self._score(piece)
+        is_scoring = any(row.scores_prompt for row in self.writing)
+        step = self._read(budget // 2 if is_scoring else budget)  # a token that is scored takes twice as long
+        if pieces := [piece for piece in step.pieces if piece.row.scores_prompt]:
+            self._score(pieces)
         logits = {piece.row: piece.logits[-1:] for piece in step.pieces if piece.is_whole}
         before = {row: len(row.ids) for row in logits}
         chosen: list[Any] = self.batch.choose(step)
         rows = [row for row in chosen if not row.job.channel.disconnected]
         self.meters.tokens.labels(self.name).inc(sum(len(row.ids) - before[row] for row in rows))
         self._report(rows, logits)
-        self.batch.drop([row for row in self.writing if row.job.channel.disconnected])
-        self.is_decoding = any(not row.end and len(row.ids) <= self.batch.context for row in rows)
+        self._release(rows)
+        self.is_decoding = any(row.is_read for row in self.writing)
 
     def fail(self, error: BaseException) -> None:
         """End all requests with an error."""
@@ -236,13 +237,29 @@ class Lane:
             job = self.waiting.popleft()
             if job.channel.disconnected:
                 continue
-            if job.is_scoring:
+            if job.is_scoring or self._count_unread(job) >= PROMPT_TOKENS:
                 skipped += 1
             else:
                 skipped = 0
                 self.batch.add([job.start_row()])
             if job.waiting:
                 self.waiting.append(job)
+
+    def _count_unread(self, job: Job) -> int:
+        """Return how many tokens a request has in texts that have a place and are not read yet."""
+        rows = [row for row in self.writing if row.job is job and not row.is_read]
+        return sum(min(len(row.ids), self.batch.context) for row in rows)
+
+    def _release(self, rows: list[RequestRow]) -> None:
+        """Take the places of texts whose client has gone, and of those that must read a window: these wait again."""
+        for row in rows:
+            row.is_read = len(row.ids) <= self.batch.context
+            if not (row.is_read or row.end or row.job.channel.disconnected):
+                row.job.waiting.append(row)
+                if row.job not in self.waiting:
+                    self.waiting.append(row.job)
+                self.batch.drop([row])
+        self.batch.drop([row for row in self.writing if row.job.channel.disconnected])
 
     def _read(self, budget: int) -> Step:
         """Read tokens of all texts. If that fails, read each text by itself: only a text that fails gets an error."""
@@ -261,22 +278,31 @@ class Lane:
         logits = [piece.logits for piece in pieces]
         return Step(pieces, torch.cat(logits) if logits else torch.empty(0))
 
-    def _score(self, piece: Piece) -> None:
-        """Note the log-probabilities of a prompt's tokens."""
-        row: Any = piece.row
-        after = row.ids[piece.first + 1 : piece.first + 1 + len(piece.ids)]
-        row.report_tokens(tokens_of(self.model, piece.logits[: len(after)], after, row.job.body.logprobs))
-        if piece.is_whole:
+    def _score(self, pieces: list[Piece]) -> None:
+        """Note the log-probabilities of prompts' tokens."""
+        rows, ids, logits, ended = list[Any](), list[int](), list[Tensor](), list[Any]()
+        for piece in pieces:
+            row: Any = piece.row
+            after = row.ids[piece.first + 1 : piece.first + 1 + len(piece.ids)]
+            rows += [row] * len(after)
+            ids += after
+            logits.append(piece.logits[: len(after)])
+            if piece.is_whole:
+                ended.append(row)
+        self._note_tokens(rows, ids, torch.cat(logits))
+        for row in ended:
             row.job.end_scoring(row)
+
+    def _note_tokens(self, rows: list[RequestRow], ids: list[int], logits: Float[Tensor, "tokens vocab"]) -> None:
+        """Note the log-probabilities of a token for each of the rows; a row may stand there several times."""
+        most = max((row.job.body.logprobs or 0 for row in rows), default=0)
+        for row, token in zip(rows, tokens_of(self.model, logits, ids, most), strict=True):
+            row.report_tokens([token._replace(top=token.top[: row.job.body.logprobs])])
 
     def _report(self, rows: list[RequestRow], logits: dict[Row, Tensor]) -> None:
         """Report on texts that have a new token, or are over."""
-        scored = [row for row in rows if row.job.body.logprobs is not None and row.new_ids]
-        if scored:
-            ids, most = [row.ids[-1] for row in scored], max(row.job.body.logprobs or 0 for row in scored)
-            tokens = tokens_of(self.model, torch.cat([logits[row] for row in scored]), ids, most)
-            for row, token in zip(scored, tokens, strict=True):
-                row.report_tokens([token._replace(top=token.top[: row.job.body.logprobs])])
+        if scored := [row for row in rows if row.job.body.logprobs is not None and row.new_ids]:
+            self._note_tokens(scored, [row.ids[-1] for row in scored], torch.cat([logits[row] for row in scored]))
         if is_time := (now := time.monotonic()) >= self._next_report:
             self._next_report = now + STREAM_SECONDS
         for row in rows:
