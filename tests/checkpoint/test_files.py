@@ -16,6 +16,7 @@ from minigpt import CheckpointError
 from minigpt.checkpoint import Files, local_place
 from minigpt.checkpoint.contents import read_stable, unchanged
 from minigpt.cli import app
+from minigpt.generation import settings
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_what_may_not_change_while_it_is_read_says_so(ends: str, tmp_path: Path)
 
 
 def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """config.json, generation_config.json and the tokenizer; and the place is found once."""
+    """config.json, generation_config.json and the tokenizer. The place is found once, and settings are checked once."""
     folder = saved(reference(vocab_size=300), tmp_path)
     minigpt.Tokenizer(tiny_bpe()).save(folder)
     reads: list[str] = []
@@ -163,10 +164,12 @@ def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path
         return from_file(file)
 
     from_file = tokenizers.Tokenizer.from_file
+    check = settings.check_settings
+    monkeypatch.setattr(settings, "check_settings", lambda values: (reads.append("settings"), check(values))[1])
     monkeypatch.setattr("minigpt.checkpoint.local_place", find)
     monkeypatch.setattr("tokenizers.Tokenizer.from_file", parse)
     sys.addaudithook(note)
     assert not app(["generate", "the", "--model", watched, "--max-new-tokens", "2"], standalone_mode=False)
     watched = ""
-    names = ("place", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    names = ("place", "settings", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
     assert {name: reads.count(name) for name in names} == dict.fromkeys(names, 1)
