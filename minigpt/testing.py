@@ -34,7 +34,6 @@ def assert_norm_parity(
     cases: str | Iterable[str] = "*",
     device: str | torch.device | None = None,
     seed: int = 0,
-    compile_backend: str | None = None,
 ) -> None:
     """Assert that ``norm`` is a LayerNorm at every dtype, as ``minigpt.conformance.check_norm`` judges it.
 
@@ -43,7 +42,6 @@ def assert_norm_parity(
         cases: one or more shell-style patterns for names and groups of cases: "float16, *", "gradients".
         device: where to run it; CUDA by default if there is one, else the CPU.
         seed: of the rows and weights.
-        compile_backend: of torch.compile; inductor by default if it can compile for this device, else aot_eager.
 
     Raises:
         AssertionError: if it is not. The message names the mistake, then each failed case with its error and bound.
@@ -51,7 +49,7 @@ def assert_norm_parity(
         ConfigError: if the device is unknown or absent.
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
-    report = check_norm(norm, cases=cases, device=device, seed=seed, compile_backend=compile_backend)
+    report = check_norm(norm, cases=cases, device=device, seed=seed)
     if not report.passed:
         raise AssertionError(str(report))
 

@@ -46,10 +46,10 @@ def norms(
         show(table, {name: info.to_dict() for name, info in known.items()}, STDOUT if json else None)
         return
     from minigpt.conformance import check_norm
-    from minigpt.report.conformance_summary import conformance_page, conformance_summary
+    from minigpt.conformance.summary import conformance_page, conformance_summary
 
     resolve_dtype(dtype)
-    with progress() as say:
+    with progress(lines=True) as say:
         report = check_norm(check, device=device, progress=say)
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))

@@ -4,24 +4,28 @@ import dataclasses
 import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import EPS, EXACTLY, Case, CaseResult, Subject
-from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, VALUE_CASES, best_backend
-from minigpt.conformance.diagnosis import diagnoses, most_important
+from minigpt.conformance.case import EPS, Case, CaseResult, Subject
+from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES, WIDTHS
+from minigpt.conformance.diagnosis import Diagnosis, diagnoses
 from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
 from minigpt.errors import NormError
 from minigpt.files import finite
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.registry import require_on
-from minigpt.watch import changed_on_import, watched
+from minigpt.watch import watched
 
-PROCESS = "process left as it was"
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
+COVERAGE = (
+    f"{len(WIDTHS)} widths to {WIDTHS[-1]:,}; rows, texts and tokens to {SIZES[-1]:,}; 2 to 4 dimensions; "
+    "values, gradients, calls, modes and torch.compile"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,41 +39,63 @@ class ConformanceReport:
     versions: dict[str, str]
     notes: list[str]  # remarks, for example on an eps that cannot be set
     cases: list[CaseResult]
-    diagnoses: list[str]  # empty if the norm passed
+    mistakes: list[Diagnosis]  # empty if the norm passed
 
     @property
     def passed(self) -> bool:
         """True if every case passed, at every dtype."""
-        return all(case.passed for case in self.cases)
+        return not self.failures
 
-    @property
+    @cached_property
     def dtypes(self) -> dict[str, bool]:
         """Whether the norm is a LayerNorm at each dtype. A dtype that no case judged is absent."""
-        return {
-            dtype: all(case.dtypes.get(dtype, True) for case in self.cases)
-            for dtype in DTYPES
-            if any(dtype in case.dtypes for case in self.cases)
-        }
+        outcomes = {dtype: [case.dtypes[dtype] for case in self.cases if dtype in case.dtypes] for dtype in DTYPES}
+        return {dtype: all(passed) for dtype, passed in outcomes.items() if passed}
+
+    @cached_property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict at each dtype in words."""
+        words = {}
+        for dtype in DTYPES:
+            outcomes = [case.dtypes[dtype] for case in self.cases if dtype in case.dtypes]
+            failed, total = outcomes.count(False), len(outcomes)
+            if not outcomes:
+                reasons = (case.refused[dtype] for case in self.cases if dtype in case.refused)
+                words[dtype] = f"not judged: {next(reasons, 'no case was asked at it')}"
+            elif failed:
+                words[dtype] = f"not a LayerNorm: {failed} of {total} cases fail"
+            else:
+                words[dtype] = f"a LayerNorm: {total} of {total} cases pass"
+        return words
+
+    @cached_property
+    def failures(self) -> list[CaseResult]:
+        """The cases that failed at a dtype."""
+        return [case for case in self.cases if not case.passed]
 
     @property
-    def failures(self) -> list[CaseResult]:
-        return [case for case in self.cases if not case.passed]
+    def diagnoses(self) -> list[str]:
+        """The mistakes in words, most important first."""
+        return [str(mistake) for mistake in self.mistakes]
 
     def diagnoses_at(self, dtype: str) -> list[str]:
         """Return the diagnoses, those of ``dtype`` before those of other dtypes."""
-        return most_important(self.diagnoses, dtype)
+        return [str(mistake) for mistake in sorted(self.mistakes, key=lambda mistake: not mistake.is_about(dtype))]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types; a number that is not finite is null."""
-        return finite({"verdict": "pass" if self.passed else "fail", **dataclasses.asdict(self), "dtypes": self.dtypes})
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields.pop("mistakes")
+        fields |= {"cases": [case.to_dict() for case in self.cases], "diagnoses": self.diagnoses, "dtypes": self.dtypes}
+        return finite({"verdict": "pass" if self.passed else "fail", **fields, "coverage": COVERAGE})
 
     def __str__(self) -> str:
         """Return the verdict, the diagnoses and the failed cases, a line each."""
         wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
         judgement = "is a LayerNorm" if self.passed else f"is not a LayerNorm at {wrong}"
         counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
-        said = [*(f"diagnosis: {diagnosis}" for diagnosis in self.diagnoses), *map(str, self.failures)]
-        return "\n  ".join([f"{self.norm} {judgement} on {self.device}: {counted}", *said])
+        lines = [*(f"diagnosis: {diagnosis}" for diagnosis in self.diagnoses), *map(str, self.failures)]
+        return "\n  ".join([f"{self.norm} {judgement} on {self.device}: {counted}", *lines])
 
 
 def check_norm(
@@ -79,7 +105,6 @@ def check_norm(
     progress: Progress | None = None,
     cases: str | Iterable[str] = "*",
     seed: int = 0,
-    compile_backend: str | None = None,
 ) -> ConformanceReport:
     """Judge whether ``norm`` is a LayerNorm with GPT-2's eps: (x - mean) / sqrt(var + 1e-5) * weight + bias.
 
@@ -92,7 +117,6 @@ def check_norm(
         progress: called with the name of each group of cases when it begins, and the share of groups done.
         cases: one or more shell-style patterns for names and groups of cases ("values", "gradients*").
         seed: of the rows and weights.
-        compile_backend: of torch.compile; inductor by default if it can compile for this device, else aot_eager.
 
     Raises:
         NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case matches.
@@ -105,37 +129,39 @@ def check_norm(
     chosen = _matching(cases)
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
-    subject = Subject(norm, device, seed=seed, compile_backend=compile_backend or best_backend(device))
+    subject = Subject(norm, device, seed=seed)
     unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
-    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings(), watched() as last:
+    results: list[CaseResult] = []
+    mistakes: list[Diagnosis] = []
+    changes: list[str] = []
+    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
-        with watched() as changes:
+        with watched() as changed:
             candidate = subject.candidate()
             candidate(subject.put(torch.ones(4, 64)))
-        results, found, said = [], [], [*notes(candidate.module)]
+        changes += changed
         for group in groups:
-            begin(f"checking {group}" if group != "compile" else f"compiling with {subject.compile_backend}")
-            with watched() as more:
+            begin(f"checking {group}")
+            with watched() as changed:
                 results += [case.run(subject) for case in chosen if case.group == group]
-            changes += more
+            changes += changed
         if not all(result.passed for result in results):
             begin("looking for what is wrong")
-            found = diagnoses(subject, results)
+            mistakes = diagnoses(subject, results)
     require_on(norm, device)
-    changes = [*dict.fromkeys([*changed_on_import(candidate.foreign), *changes, *last])]
-    if chosen == CASES or changes:
-        results.append(process_result(changes))
-        found = [f"it changes the process: {', '.join(changes)}"] * bool(changes) + found
-    return ConformanceReport(subject.name, str(device), EPS, seed, software(), said, results, found)
+    remarks = [*notes(candidate.module), *refusals(results)]
+    remarks += [f"it changes the process: {', '.join(dict.fromkeys(changes))}"] * bool(changes)
+    return ConformanceReport(subject.name, str(device), EPS, seed, software(), remarks, results, mistakes)
 
 
-def process_result(changes: list[str]) -> CaseResult:
-    """Return what came of watching the process during all other cases."""
-    passed = dict.fromkeys(DTYPES if changes else (), False)
-    return CaseResult(
-        PROCESS, "process", "settings and functions of PyTorch, the working directory", None, None, EXACTLY,
-        not changes, passed, ", ".join(changes),
-    )  # fmt: skip
+def refusals(results: list[CaseResult]) -> list[str]:
+    """Return a sentence on the widths that the norm refuses."""
+    refused = [case for case in results if case.group == "widths" and case.refused.keys() - {"float64"}]
+    if not refused:
+        return []
+    widths = ", ".join(case.name.removeprefix("width ") for case in refused[:3])
+    more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+    return [f"it refuses widths that no GPT-2 has, {widths}{more}: {next(iter(refused[0].refused.values()))}"]
 
 
 def case_names() -> list[str]:

@@ -87,6 +87,13 @@ def trained_weights(width: int, generator: Generator) -> Weights:
     return weight, bias
 
 
+def pruned_weights(width: int, generator: Generator) -> Weights:
+    """Return weights of which some are exactly 0, some tiny and some negative: no backward pass may divide by them."""
+    weight, bias = ordinary_weights(width, generator)
+    weight[::4], weight[1::4] = 0.0, -1e-6
+    return weight, bias
+
+
 class RowKind(NamedTuple):
     """One kind of row at every dtype, and the weights of the norm that gets it."""
 
@@ -104,9 +111,11 @@ class RowKind(NamedTuple):
 
 
 ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
+PRUNED = RowKind("a scale of 0", "weights that are exactly 0, tiny or negative", ordinary, pruned_weights)
 ROW_KINDS = [
     ORDINARY,
     RowKind("trained weights", "a few weights from 10 to 20, some almost 0", ordinary, trained_weights),
+    PRUNED,
     RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
     RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero),
     RowKind("deviation near sqrt(eps)", "rows where eps decides the result", near_eps),
@@ -141,28 +150,10 @@ PRECISIONS = {
 
 
 class Truth(NamedTuple):
-    """LayerNorm, and the largest error of a correct norm, element by element; float64 on the CPU."""
+    """A norm or a gradient of it, and the largest error of a correct one, by element; float64 on the CPU."""
 
     values: Float[Tensor, "*dims"]
     bound: Float[Tensor, "*dims"]
-
-
-class GradientTruth(NamedTuple):
-    """A gradient, the largest error of a correct norm, and the size of the gradient's terms; float64 on the CPU.
-
-    In half precision each term may be rounded by itself, as autograd does where a row is widened more than once, or
-    where scale or shift are applied beside a module.
-    """
-
-    values: Float[Tensor, "*dims"]
-    bound: Float[Tensor, "*dims"]
-    terms: Float[Tensor, "*dims"]
-
-
-def bound_reason(dtype: torch.dtype) -> str:
-    """Return the reason for ``Truth.bound`` in a few words."""
-    last = "one of the result" if PRECISIONS[dtype].is_half else "3 of the result"
-    return f"{PRECISIONS[dtype].why}: 4 + 2 sqrt(n) roundings times largest value / deviation, and {last}"
 
 
 def truth(
@@ -171,6 +162,7 @@ def truth(
     bias: Float[Tensor, " width"] | None,
     eps: float,
     *,
+    centers: bool = True,
     roundings: int | None = None,
 ) -> Truth:
     """Return LayerNorm (arXiv 1607.06450, equations 3 and 4) of ``x``, and the bound for a correct norm.
@@ -180,11 +172,12 @@ def truth(
     ``K^2 u`` and exceeds it. In half precision the result is rounded once, by at most half the distance of two numbers.
 
     Args:
+        centers: subtract the mean of the row; False for an RMSNorm (arXiv 1910.07467).
         roundings: how often the scaled row is rounded to the dtype of ``x``: 1 in half precision by default, else 3.
     """
     precision, weight = PRECISIONS[x.dtype], _widen(weight)
     shift = torch.zeros_like(weight) if bias is None else _widen(bias)
-    standard, _, reach, growth = _standardized(x, eps)
+    standard, _, reach, growth = _standardized(x, eps, centers)
     scaled = standard * weight
     inside = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs()) * weight.abs()
     inside += 2 * precision.statistics * shift.abs()  # norms may add (bias - mean / deviation * weight) in one step
@@ -197,49 +190,51 @@ def truth(
 
 
 def gradient_truth(
-    x: Float[Tensor, "*rows width"], weight: Float[Tensor, " width"], eps: float, dy: Float[Tensor, "*rows width"]
-) -> dict[str, GradientTruth]:
+    x: Float[Tensor, "*rows width"],
+    weight: Float[Tensor, " width"],
+    eps: float,
+    dy: Float[Tensor, "*rows width"],
+    *,
+    centers: bool = True,
+) -> dict[str, Truth]:
     """Return the gradients of "input", "weight" and "bias" for an incoming ``dy``.
 
     With g = dy * weight and s the standardized row, the gradient of the input is
-    (g - mean(g) - s mean(g s)) / deviation. An error of K u in s enters twice, so it is twice in the bound. The
-    gradients of weight and bias are sums over the rows in the precision of the statistics, and the errors add up.
+    (g - mean(g) - s mean(g s)) / deviation; an RMSNorm has no mean(g). An error of K u in s enters twice, so it is
+    twice in the bound. The gradients of weight and bias are sums over the rows in the precision of the statistics, and
+    the errors add up. In half precision each term may be rounded by itself, as autograd does where a row is widened
+    more than once.
     """
     precision, dy = PRECISIONS[x.dtype], _widen(dy)
-    s, deviation, reach, growth = _standardized(x, eps)
+    s, deviation, reach, growth = _standardized(x, eps, centers)
     g, rows = dy * _widen(weight), tuple(range(x.ndim - 1))
-    along = g.mean(-1, keepdim=True) + s * (g * s).mean(-1, keepdim=True)
+    along = centers * g.mean(-1, keepdim=True) + s * (g * s).mean(-1, keepdim=True)
     largest = g.abs().amax(-1, keepdim=True) / deviation  # (..., 1)
     u, size = precision.statistics, s.abs()
     statistics, summing = u * growth * (1 + reach), u * sum_growth(x[..., 0].numel())
+    true = {"input": (g - along) / deviation, "weight": (dy * s).sum(rows), "bias": dy.sum(rows)}
     off = {
         "input": largest * (statistics * (1 + size).square() + 3 * u * (2 + size)),
         "weight": (dy.abs() * (statistics * (1 + size) + summing * size)).sum(rows),
         "bias": summing * dy.abs().sum(rows),
     }
-    true = {"input": (g - along) / deviation, "weight": (dy * s).sum(rows), "bias": dy.sum(rows)}
     off = {name: error + precision.smallest for name, error in off.items()}
-    last = {name: _half_step(true[name], off[name], precision.result) for name in true}
-    terms = {
-        "input": (g.abs() + g.abs().mean(-1, keepdim=True) + s.abs() * (g * s).abs().mean(-1, keepdim=True))
-        / deviation,
-        "weight": 2 * (dy * s).square().sum(rows).sqrt(),  # they are as often rounded up as down
-        "bias": torch.zeros_like(true["bias"]),
-    }
-    return {
-        name: GradientTruth(true[name], off[name] + (last[name] if precision.is_half else 0.0), terms[name])
-        for name in true
-    }
+    if precision.is_half:
+        mean_sizes = g.abs().mean(-1, keepdim=True) + size * (g * s).abs().mean(-1, keepdim=True)
+        terms = {"input": (g.abs() + mean_sizes) / deviation, "weight": 2 * (dy * s).square().sum(rows).sqrt()}
+        off = {name: error + _half_step(true[name], error, precision.result) for name, error in off.items()}
+        off |= {name: off[name] + 3 * precision.result * size for name, size in terms.items()}
+    return {name: Truth(true[name], off[name]) for name in true}
 
 
-def sum_growth(terms: int, *, alike: bool = False) -> float:
+def sum_growth(terms: int, *, repeated: bool = False) -> float:
     """Return the largest error, in u, of a sum of ``terms`` roundings. Random roundings grow as sqrt(n), not as n.
 
     Higham & Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5). The
-    factor 2 lets a plain loop over the row pass; blocked and pairwise sums stay below 3 u at any width. With ``alike``,
-    numbers repeat, as in a constant row, and so do their roundings; the error may then grow as n.
+    factor 2 lets a plain loop over the row pass; blocked and pairwise sums stay below 3 u at any width. With
+    ``repeated``, numbers repeat, as in a constant row, and so do their roundings; the error may then grow as n.
     """
-    return 4.0 + (terms if alike else 2 * math.sqrt(terms))
+    return 4.0 + (terms if repeated else 2 * math.sqrt(terms))
 
 
 def _half_step(values: Tensor, error: Tensor, u: float) -> Tensor:
@@ -248,16 +243,19 @@ def _half_step(values: Tensor, error: Tensor, u: float) -> Tensor:
     return torch.ldexp(torch.full_like(values, u), exponent)
 
 
-def _standardized(x: Float[Tensor, "*rows width"], eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (x - mean) / deviation (..., C), and three (..., 1): the deviation, K, and the growth of a row's sums."""
-    x, terms, is_half = _widen(x), x.shape[-1], PRECISIONS[x.dtype].is_half
+def _standardized(x: Float[Tensor, "*rows width"], eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (x - mean) / deviation (..., C), then the deviation, K, and the growth of a row's sums, each (..., 1)."""
+    is_half, x, terms = PRECISIONS[x.dtype].is_half, _widen(x), x.shape[-1]
     centred = x - x.mean(-1, keepdim=True)
     centred = centred - centred.mean(-1, keepdim=True)  # the second mean is the rounding error of the first
+    is_constant = (centred == 0).all(-1, keepdim=True)
+    centred = centred if centers else x
     deviation = torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
-    reach = x.abs().amax(-1, keepdim=True) / deviation
-    alike = (centred == 0).all(-1, keepdim=True) | (is_half & (reach > 32))  # a row of few different numbers
-    growth = torch.where(alike, sum_growth(terms, alike=True), sum_growth(terms))
-    return centred / deviation, deviation, reach, growth
+    s = centred / deviation
+    reach = x.abs().amax(-1, keepdim=True) / deviation if centers else s.abs() / (1 + s.abs())
+    repeated = is_constant | (is_half & (reach > 32))  # a row of few different numbers
+    growth = torch.where(repeated, sum_growth(terms, repeated=True), sum_growth(terms))
+    return s, deviation, reach, growth
 
 
 def _widen(tensor: Tensor) -> Tensor:

@@ -14,27 +14,26 @@ from torch import Tensor, nn
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
 from minigpt.conformance.case import worst_element
-from minigpt.conformance.cases import best_backend
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 
 # torch.compile would trace the shape checks as well
 unchecked = pytest.mark.usefixtures("unchecked")
 
-RANDOM = ["widths", "sizes", "values", "special", "layouts", "behaviour", "gradients"]  # all but torch.compile
+RANDOM = ["widths", "sizes", "values", "layouts", "behaviour", "gradients"]  # all but torch.compile
 EXACT = [name for name, info in norms.available().items() if info.exact and info.available and name != "triton"]
 
 
 def check(norm: object, cases: str | list[str] = "*", seed: int = 0) -> ConformanceReport:
-    return check_norm(norm, device="cpu", cases=cases, seed=seed, compile_backend="aot_eager")  # pyright: ignore
+    return check_norm(norm, device="cpu", cases=cases, seed=seed)  # pyright: ignore
 
 
 @unchecked
 @pytest.mark.parametrize("name", EXACT)
 def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> None:
-    report = check_norm(name, device=device, compile_backend="aot_eager")
+    report = check_norm(name, device=device)
     assert report.passed, report
     assert report.diagnoses == []
-    assert [case.name for case in report.cases] == [*case_names(), "process left as it was"]
+    assert [case.name for case in report.cases] == case_names()
 
 
 @unchecked
@@ -47,9 +46,7 @@ def test_correct_norms_written_in_other_ways_compile(norm: type[nn.Module]) -> N
 @unchecked
 @pytest.mark.parametrize("norm", sabotages.LOOPS)
 def test_sums_in_the_least_exact_order_pass(norm: type[nn.Module]) -> None:
-    report = check(
-        norm, ["float32, *", "bfloat16, *", "float16, *", "width ?", "width 768", "gradients, constant rows"]
-    )
+    report = check(norm, ["values", "width ?", "width 768", "gradients, constant rows"])
     assert report.passed, report
 
 
@@ -60,21 +57,6 @@ def test_no_seed_fails_a_correct_norm(norm: type[nn.Module] | str) -> None:
     for seed in range(3):
         report = check(norm, RANDOM, seed)
         assert report.passed, report
-
-
-@unchecked
-@pytest.mark.thorough
-def test_inductor_agrees_with_eager() -> None:
-    if best_backend(torch.device("cpu")) != "inductor":
-        pytest.skip("needs a C++ compiler, which inductor generates code for")
-    report = check_norm("textbook", device="cpu", cases="compiled with what follows it")
-    assert report.passed, report
-
-
-def test_without_a_compiler_the_trace_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert best_backend(torch.device("cpu")) == "aot_eager"
 
 
 # --- The truth and its bounds ---
@@ -129,18 +111,19 @@ def test_the_worst_element_is_the_one_furthest_beyond_its_own_bound() -> None:
 def test_nan_is_never_within_a_bound() -> None:
     assert worst_element("", torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
     both = torch.tensor([torch.nan, torch.inf])
-    assert worst_element("", both, both, 0).ratio == 0
+    assert worst_element("", both, both, 1e9).ratio == math.inf
+    assert worst_element("", both, both, 0).ratio == 0, "the same result twice"
 
 
 # --- The report ---
 
 
 def test_the_report_is_stable_json() -> None:
-    report, again = (check("textbook", ["values", "behaviour"]) for _ in range(2))
+    report, again = (check("textbook", ["values", "any mode"]) for _ in range(2))
     assert report == again
     fields = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert list(fields) == [
-        "verdict", "norm", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses", "dtypes",
+        "verdict", "norm", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses", "dtypes", "coverage",
     ]  # fmt: skip
     assert (fields["verdict"], fields["norm"], fields["device"], fields["eps"]) == ("pass", "textbook", "cpu", 1e-5)
     for case in fields["cases"]:
@@ -151,14 +134,14 @@ def test_the_report_is_stable_json() -> None:
 
 def test_a_case_draws_the_same_numbers_whatever_ran_before_it() -> None:
     whole = check("fused", "values")
-    alone = check("fused", "float16, massive activations")
+    alone = check("fused", "massive activations")
     assert alone.cases[0] in whole.cases
-    assert check("fused", "float16, massive activations", seed=1).cases[0].error != alone.cases[0].error
+    assert check("fused", "massive activations", seed=1).cases[0].worst != alone.cases[0].worst
 
 
 def test_errors_that_are_not_numbers_are_null_in_json() -> None:
-    report = check(sabotages.NaNForAnyRow, "float32, constant rows")
-    assert math.isnan(report.cases[0].error or 0)
+    report = check(sabotages.NaNForAnyRow, "constant rows")
+    assert math.isnan(report.cases[0].worst.error or 0)
     assert report.to_dict()["cases"][0]["error"] is None
     assert "error not finite" in str(report)
 
@@ -166,11 +149,11 @@ def test_errors_that_are_not_numbers_are_null_in_json() -> None:
 def test_what_is_not_supported_is_said() -> None:
     report = check(sabotages.GammaBeta, "another eps")
     assert report.passed
-    assert report.cases[0].refused == {"float32": "its eps cannot be set"}
+    assert set(report.cases[0].refused.values()) == {"its eps cannot be set"}
     assert any("eps" in note for note in report.notes)
-    report = check(sabotages.NoFloat64, ["float64, *"])
+    report = check(sabotages.NoFloat64, ["values"])
     assert report.passed
-    assert report.dtypes == {}
+    assert report.dtypes == {"float32": True, "bfloat16": True, "float16": True}
     assert all("float64 is not supported" in case.refused["float64"] for case in report.cases)
 
 
@@ -213,7 +196,6 @@ class RaisesInConstructor(nn.Module):
 @pytest.mark.parametrize(
     ("norm", "said"),
     [
-        (Interrupted, "Interrupted.*KeyboardInterrupt.*test_conformance.py"),
         (OnlyGroups, "OnlyGroups, given .4, 64. in float32, raised ValueError.*test_conformance.py"),
         ("no_such_norm", "unknown norm 'no_such_norm'"),
         ("frozen", "no deviation"),
@@ -228,8 +210,13 @@ def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_an_interrupt_is_no_result() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        check(Interrupted, "values")
+
+
 def test_bad_requests_are_refused() -> None:
-    with pytest.raises(NormError, match="no case matches 'shapes'; the groups of cases are widths, sizes, values"):
+    with pytest.raises(NormError, match="no case matches 'shapes'; the groups of cases are values, widths, sizes"):
         check("fused", "shapes")
     with pytest.raises(ConfigError, match="device 'meta' holds shapes and no values"):
         check_norm("fused", device="meta")
@@ -252,7 +239,48 @@ def test_training_kernels_may_round_in_another_way() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if torch.is_grad_enabled() else super().forward(x.double()).to(x.dtype)
 
-    report = check(
-        RoundsInAnotherWayWithGradients, ["special", "behaviour", "gradients, ordinary rows", "gradients, bfloat16"]
-    )
+    report = check(RoundsInAnotherWayWithGradients, ["infinity*", "behaviour", "gradients, ordinary rows"])
     assert report.passed, report
+
+
+def test_what_changes_the_process_is_undone_and_noted() -> None:
+    class ChangesTheProcess(LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.use_deterministic_algorithms(True)
+            return super().forward(x)
+
+    report = check(ChangesTheProcess, "ordinary rows")
+    assert report.passed
+    assert "it changes the process: deterministic mode" in report.notes
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+# The diagnosis of each registered norm; "" if it is a LayerNorm, None if it cannot be judged as it stands
+REGISTERED = {
+    "fused": "", "textbook": "", "triton": "",
+    "std_eps": "eps is added to the deviation",
+    "rms": "the mean is not subtracted (it is an RMSNorm)",
+    "dyt": "each value is computed by itself", "derf": "each value is computed by itself",
+    "hardtanh": "each value is computed by itself", "identity": "each value is computed by itself",
+    "frozen": None, "taper": None, "mix": "the mean is not subtracted, or not whole",
+    "no_scale": "it does not divide by the row's own deviation", "no_affine": "scale and shift are ignored",
+    "detached": "the gradient of the input is wrong: the statistics are detached",
+}  # fmt: skip
+
+
+def test_every_registered_norm_is_in_the_table() -> None:
+    assert set(REGISTERED) == set(norms.available())
+    assert {name for name, mistake in REGISTERED.items() if mistake == ""} == {
+        name for name, info in norms.available().items() if info.exact
+    }
+
+
+@unchecked
+@pytest.mark.parametrize("name", [name for name in REGISTERED if not norms.available()[name].exact])
+def test_inexact_registered_norms_are_named_for_what_they_are(name: str) -> None:
+    mistake = REGISTERED[name]
+    if mistake is None:
+        with pytest.raises(NormError, match="no deviation"):
+            check(name, "ordinary rows")
+        return
+    assert check(name, ["ordinary rows", "gradients, ordinary rows"]).diagnoses[0].startswith(mistake)

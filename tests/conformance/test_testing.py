@@ -22,11 +22,11 @@ def test_every_case_can_be_asked_for_by_its_name() -> None:
 
 def test_the_message_names_the_mistake_and_lists_the_failures() -> None:
     with pytest.raises(AssertionError) as caught:
-        assert_norm_parity(sabotages.NoShift, cases=["float32, *", "same input*"], device="cpu")
+        assert_norm_parity(sabotages.NoShift, cases=["values", "same input*"], device="cpu")
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("NoShift is not a LayerNorm at float32 on cpu: 3 of 11 cases pass"), lines[0]
+    assert lines[0].startswith("NoShift is not a LayerNorm at "), lines[0]
     assert lines[1] == "  diagnosis: the shift is ignored"
-    assert any(line.startswith("  FAIL float32, ordinary rows: error ") and ", bound " in line for line in lines)
+    assert any(line.startswith("  FAIL ordinary rows: error ") and ", bound " in line for line in lines)
     assert not any("same input" in line for line in lines)
 
 

@@ -31,10 +31,9 @@ DTYPES = (torch.float64, torch.float32, *HALVES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 # What the interpreter does in a few seconds; all of it is asked where a GPU runs the kernels.
-KIT = ("width [23]", "width 1001", "[01] rows", "*16, ordinary rows", "float64, *sqrt(eps)", "*32, massive*",
-       "special", "input*", "decoding*", "*eps", "no bias", "weights*", "autocast*", "gradients, dy*",
-       "gradients, frozen*", "gradients, input*", "gradients, residual*", "residual*",
-       "non-contiguous*", "compile")  # fmt: skip
+KIT = ("width [23]", "width 1001", "[12] rows", "ordinary rows", "*sqrt(eps)", "massive*", "infinity*", "*input*",
+       "another eps", "no bias", "weights*", "autocast*", "gradients, dy*", "gradients, frozen*", "non-contiguous*",
+       "compile")  # fmt: skip
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def norm_of(width: int | tuple[int, ...], *, dtype: torch.dtype = torch.float32,
 @pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_passes_the_conformance_kit(device: torch.device) -> None:
-    assert_norm_parity("triton", device=device, cases=KIT, compile_backend="aot_eager")
+    assert_norm_parity("triton", device=device, cases=KIT)
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from reports import Report, sample_report
 from test_page import HOSTILE, assert_all_shown, replaced, with_budget
 
 from minigpt.conformance import check_norm
-from minigpt.report.conformance_summary import conformance_page
+from minigpt.conformance.summary import conformance_page
 from minigpt.report.page import report_page
 
 Pages = dict[str, tuple[Path, dict[str, Report]]]

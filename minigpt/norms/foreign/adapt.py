@@ -37,11 +37,12 @@ def adapt(
     """
     notes = _eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
-        scale, shift = _scale(module, shape), _find(module, SHIFTS, shape) if bias else []
+        scale, ignored = _scale(module, shape)
+        shift = _find(module, SHIFTS, shape) if bias else []
         if not scale and "scale" in keep:
             shift = []  # applied beside the module too, so that it comes after the scale
         lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
-        notes += _keep_notes(module, lacking, keep)
+        notes += ignored + _keep_notes(module, lacking, keep)
         beside = [what for what in lacking if what in keep]
         is_as_named = scale in ([], ["weight"]) and shift in ([], ["bias"])  # a second name would keep the old one
         if beside or not is_as_named or not isinstance(module, nn.LayerNorm):
@@ -139,32 +140,38 @@ class AdaptedNorm(nn.LayerNorm):
         return row.to(y.dtype)
 
 
-def _scale(module: nn.Module, shape: tuple[int, ...]) -> Paths:
-    """Return the names of the module's scale.
+def _scale(module: nn.Module, shape: tuple[int, ...]) -> tuple[Paths, tuple[str, ...]]:
+    """Return the names of the module's scale, and a note if the module ignores it.
 
     Some classes multiply by 1 + weight, for example Gemma's. The model's scale would be wrong there. That weight stays
     the module's own, and starts at 0, where it changes nothing.
     """
     paths = _find(module, SCALES, shape)
-    if paths and _multiplies_by_more(module, [*paths[:1], *_find(module, SHIFTS, shape)[:1]], shape):
-        nn.init.zeros_(module.get_parameter(paths[0]))
-        return []
-    return paths
+    if not paths or (scale := module.get_parameter(paths[0])).is_meta:
+        return paths, ()
+    try:
+        at_0, at_1 = (_output_at(value, module, paths[0], shape) for value in (0, 1))
+    except RAISED:
+        shift = [module.get_parameter(path) for path in _find(module, SHIFTS, shape)[:1]]
+        multiplies_by_more = not any(parameter.any() for parameter in (scale, *shift))
+    else:
+        if torch.equal(at_0, at_1):
+            return paths, (f"{title(module)} ignores its {paths[0]}: the output does not depend on it",)
+        multiplies_by_more = bool(at_0.isfinite().all() and at_0.any())
+    if not multiplies_by_more:
+        return paths, ()
+    nn.init.zeros_(scale)
+    return [], ()
 
 
 @torch.no_grad()
-def _multiplies_by_more(module: nn.Module, paths: Paths, shape: tuple[int, ...]) -> bool:
-    """Return True if the output is not 0 with scale and shift at 0, or, if the module does not run, if both are 0."""
-    parameters = [module.get_parameter(path) for path in paths]
-    if any(parameter.is_meta for parameter in parameters):
-        return False
-    try:
-        asked = copy.deepcopy(module).eval()
-        for path in paths:
-            asked.get_parameter(path).zero_()
-        return bool(asked(torch.ones(1, 2, *shape).cumsum(-1)).any())
-    except RAISED:
-        return not any(parameter.any() for parameter in parameters)
+def _output_at(value: float, module: nn.Module, path: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the output for two rows, with the scale at ``value`` and the shift at 0."""
+    probe = copy.deepcopy(module).eval()
+    probe.get_parameter(path).fill_(value)
+    for shift in _find(probe, SHIFTS, shape)[:1]:
+        probe.get_parameter(shift).zero_()
+    return probe(torch.ones(1, 2, *shape).cumsum(-1))
 
 
 def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> Paths:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from minigpt import cli
 from minigpt.conformance import ConformanceReport, check_norm
-from minigpt.report.conformance_summary import conformance_page, conformance_summary
+from minigpt.conformance.summary import conformance_page, conformance_summary
 
 TUTORIAL = """
 import torch
@@ -45,7 +45,7 @@ def test_a_dtype_that_was_not_judged_says_so() -> None:
 
 
 def test_mistakes_at_the_dtype_that_is_judged_come_first() -> None:
-    report = check_norm(sabotages.StatisticsOfTheInput, device="cpu", cases="*, ordinary rows")
+    report = check_norm(sabotages.StatisticsOfTheInput, device="cpu", cases="ordinary rows")
     for dtype in ("bfloat16", "float16"):
         first, _second = (line for line in printed(report, dtype) if "diagnosis: " in line)
         assert first.endswith(f"statistics are kept in {dtype} for {dtype} input")
@@ -53,7 +53,7 @@ def test_mistakes_at_the_dtype_that_is_judged_come_first() -> None:
 
 
 def test_the_page_escapes_and_lists_every_case() -> None:
-    report = check_norm(sabotages.DividesByNMinusOne, device="cpu", cases=["values", "special"])
+    report = check_norm(sabotages.DividesByNMinusOne, device="cpu", cases="values")
     page = conformance_page(report)
     assert "variance divides by n - 1" in page
     failing = page[page.index('id="failures"') : page.index('id="passes"')]
@@ -90,6 +90,6 @@ def test_what_is_printed_and_written(check: Check, tmp_path: Path) -> None:
     assert " at float16 only, first " in out or " at bfloat16 and float16 only, first " in out, out
     assert "…" not in out, "a pipe gets whole lines"
     assert "<h1>" in (tmp_path / "kit.html").read_text()
-    assert len(check("--all")[1].splitlines()) > 50
+    assert len(check("--all")[1].splitlines()) > 30
     fields = json.loads(check("--json")[1])
     assert (fields["verdict"], fields["dtypes"]["float32"], fields["dtypes"]["float16"]) == ("fail", True, False)

@@ -1,0 +1,169 @@
+"""The mistakes that the kit can name: the cases that show them, and the parts of other formulas.
+
+In each table of parts the key "" is LayerNorm's own choice.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.conformance.case import EPS
+from minigpt.conformance.truth import ROW_KINDS
+
+# --- Tables: the cases that show a mistake ---
+
+UNSTEADY = {
+    "same input, same output": "it answers differently from call to call",
+    "same input, same output, in training": "it answers differently from call to call, in training",
+    "calls are independent": "it computes with what an earlier call of this shape left",
+}
+CALLS = {
+    "input left as it was": "it modifies its input",
+    "output left as it was": "its next call writes over its output",
+    "weights that change": "it keeps its weights: it computes with them after they have changed",
+    "many calls": "it is right for the first calls, and wrong later",
+    "incoming gradient left as it was": "its backward pass changes the incoming gradient",
+    "backward after another call": "its backward pass uses what a later call left",
+    "backward twice": "its backward pass is right once, and wrong when it is repeated",
+}
+NUMBERS = {  # "*" is a number
+    "width *": "widths",
+    "[0-9]* rows": "numbers of rows",
+    "batch of *": "batch sizes",
+    "sequence of *": "sequence lengths",
+}
+INPUTS = {
+    "* input": "wrong only for {} input",
+    "non-contiguous: *": "wrong only for non-contiguous input: {}",
+    **{kind.name: f"wrong only for {kind.name}" for kind in ROW_KINDS[1:]},
+    "infinity and NaN": "wrong only where a row holds an infinity or a NaN",
+    "any mode": "its values depend on training mode, or on whether gradients are kept",
+    "rows are independent of the batch": "a row depends on its batch",
+}
+SYMPTOMS: list[dict[str, str]] = [  # most mistakes of one table fail the cases of the next, so the first one counts
+    {"mean far from 0": "wrong only for mean far from 0, where a difference of squares, E[x^2] - E[x]^2, cancels"},
+    INPUTS,
+    {
+        "no bias": "wrong only without a bias",
+        "autocast": "wrong only under autocast",
+        "another eps": f"wrong with another eps than {EPS:g}, as if the argument were ignored",
+        "compiled *": "it differs under torch.compile",
+    },
+    {"bias and slope": "its errors have a bias, or its rows are too long or too short"},
+]
+
+# --- Tables: the parts of a formula ---
+
+
+WRONG = "normalizes over the wrong dimension: over {} of a (batch, sequence, width) input"
+DIMENSIONS = {
+    "": (-1,),
+    WRONG.format("the sequence"): (1,),
+    WRONG.format("the batch"): (0,),
+    WRONG.format("batch and sequence"): (0, 1),
+    WRONG.format("sequence and width together"): (1, 2),
+    WRONG.format("the whole input"): (0, 1, 2),
+}
+MEANS = {"": 1, "the mean is not subtracted (it is an RMSNorm)": 0, "the mean is subtracted twice": 2}
+SPREADS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {  # of n centred values
+    "": lambda centred, dims, n: centred.square().sum(dims, keepdim=True) / n,
+    "variance divides by n - 1": lambda centred, dims, n: centred.square().sum(dims, keepdim=True) / (n - 1),
+    "it divides by the mean absolute deviation": lambda centred, dims, n: centred.abs().mean(dims, keepdim=True) ** 2,
+    "it divides by the mean absolute deviation times sqrt(pi / 2)": (
+        lambda centred, dims, n: math.pi / 2 * centred.abs().mean(dims, keepdim=True) ** 2
+    ),
+}
+DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "": lambda variance, eps: torch.sqrt(variance + eps),
+    "eps is added to the deviation, not to the variance": lambda variance, eps: torch.sqrt(variance) + eps,
+    "eps is a floor of the variance, max(var, eps), and not added": lambda v, eps: v.clamp(min=eps).sqrt(),
+    "eps is a floor of the deviation, max(std, eps), and not added": lambda v, eps: v.sqrt().clamp(min=eps),
+    "eps is added twice, to the variance and to the deviation": lambda v, eps: torch.sqrt(v + eps) + eps,
+    "it divides by the variance: a square root is missing": lambda variance, eps: variance + eps,
+}
+EPSILONS = {"": EPS, "eps is left out": 0.0}
+EPSILONS |= {f"eps looks like {eps:g}, not {EPS:g}": eps for eps in (1e-3, 1e-4, 5e-6, 1e-6, 1e-7, 1e-8, 1e-12)}
+AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "": lambda y, scale, shift: y * scale + shift,
+    "the shift is ignored": lambda y, scale, shift: y * scale,
+    "the scale is ignored": lambda y, scale, shift: y + shift,
+    "scale and shift are ignored": lambda y, scale, shift: y,
+    "scale and shift are exchanged": lambda y, scale, shift: y * shift + scale,
+    "it multiplies by 1 + scale": lambda y, scale, shift: y * (1 + scale) + shift,
+    "the shift is added before the scale multiplies": lambda y, scale, shift: (y + shift) * scale,
+    "the scale is read one column too late": lambda y, scale, shift: y * scale.roll(-1) + shift,
+    "the scale is read one column too early": lambda y, scale, shift: y * scale.roll(1) + shift,
+    "the shift is read one column too late": lambda y, scale, shift: y * scale + shift.roll(-1),
+    "the shift is read one column too early": lambda y, scale, shift: y * scale + shift.roll(1),
+}
+TABLES: list[Mapping[str, Any]] = [DIMENSIONS, MEANS, SPREADS, DIVISORS, EPSILONS, AFFINES]
+
+# The gradient of the input is (g - first * mean(g) - second * s * mean(g * s)) / deviation, with g = dy * weight
+INCOMING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "": lambda dy, weight: dy * weight,
+    "the scale is forgotten": lambda dy, weight: dy,
+    "the scale is multiplied twice": lambda dy, weight: dy * weight * weight,
+}
+TERMS = {
+    "": (1.0, 1.0),
+    "the statistics are detached: neither mean nor variance passes a gradient": (0.0, 0.0),
+    "the mean passes no gradient: mean(g) is not subtracted": (0.0, 1.0),
+    "the mean is subtracted twice": (2.0, 1.0),
+    "the second term, s * mean(g * s), is missing: the variance passes no gradient": (1.0, 0.0),
+    "the second term has the wrong sign": (1.0, -1.0),
+    "the second term is subtracted twice": (1.0, 2.0),
+}
+COUNTS = {  # how many fewer than n each of the two means is over
+    "": (0, 0),
+    "means are over n - 1": (1, 1),
+    "the second term, s * mean(g * s), is over n - 1": (0, 1),
+    "the first term, mean(g), is over n - 1": (1, 0),
+}
+DIVISIONS: dict[str, Callable[[Tensor], Tensor | float]] = {
+    "": lambda deviation: deviation,
+    "it is not divided by the deviation": lambda deviation: 1.0,
+    "it is divided by the variance": lambda deviation: deviation**2,
+    "eps is left out": lambda deviation: (deviation**2 - EPS).sqrt(),
+}
+BACKWARD: list[Mapping[str, Any]] = [INCOMING, TERMS, COUNTS, DIVISIONS]
+SUMS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {  # terms of dy, x and the weight
+    "weight": {
+        "": lambda dy, x, weight: dy * true_norm(x),
+        "the row is not normalized": lambda dy, x, weight: dy * x,
+        "the row is not divided by its deviation": lambda dy, x, weight: dy * (x - x.mean(-1, keepdim=True)),
+        "the scale is multiplied in": lambda dy, x, weight: dy * weight * true_norm(x),
+    },
+    "bias": {"": lambda dy, x, weight: dy, "the scale is multiplied in": lambda dy, x, weight: dy * weight},
+}
+
+
+def formula(x: Tensor, scale: Tensor, shift: Tensor, parts: Sequence[Any]) -> Tensor:
+    """Return a norm of ``x`` (B, T, C) that is made of these parts, one of each of ``TABLES``, in float64."""
+    dims, mean, spread, divisor, eps, affine = parts
+    centred = x - mean * x.mean(dims, keepdim=True)
+    n = math.prod(x.shape[dim] for dim in dims)
+    return affine(centred / divisor(spread(centred, dims, n), eps), scale, shift)
+
+
+def true_norm(x: Tensor) -> Tensor:
+    """Return LayerNorm of float64 rows, with scale 1 and shift 0."""
+    return formula(x, torch.ones(()), torch.zeros(()), [table[""] for table in TABLES])
+
+
+def deviation_of(x: Tensor) -> Tensor:
+    """Return the deviations (rows, 1) of float64 rows."""
+    return torch.sqrt(x.var(-1, correction=0, keepdim=True) + EPS)
+
+
+def slope(parts: Sequence[Any], x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient of the input (rows, width) of these parts of ``BACKWARD``, times the deviation.
+
+    So all rows count alike.
+    """
+    incoming, (first, second), (fewer, fewer_second), division = parts
+    deviation, n, g, s = deviation_of(x), x.shape[-1], incoming(dy, weight), true_norm(x)
+    along = s * (g * s).sum(-1, keepdim=True) / (n - fewer_second)
+    return (g - first * g.sum(-1, keepdim=True) / (n - fewer) - second * along) / division(deviation) * deviation

@@ -1,0 +1,94 @@
+"""A conformance report in a terminal and as an HTML page."""
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from minigpt.conformance.case import CaseResult
+from minigpt.conformance.check import COVERAGE, ConformanceReport
+from minigpt.report.numerals import brief
+from minigpt.report.terminal import outcome
+
+MORE = "--all lists every case, --html FILE writes a page"
+
+
+def conformance_summary(
+    report: ConformanceReport, dtype: str = "float32", *, every_case: bool = False
+) -> RenderableType:
+    """Return each dtype's verdict, the notes and diagnoses, and a line for each group with failures.
+
+    The diagnoses of ``dtype`` come before those of other dtypes.
+
+    Args:
+        dtype: the dtype that the first line is about.
+        every_case: show every case with its error, its bound and the reason for the bound, in place of the groups.
+    """
+    sentences = [f"note: {note}" for note in report.notes]
+    sentences += [f"diagnosis: {diagnosis}" for diagnosis in report.diagnoses_at(dtype)]
+    return Group(
+        _headline(report, dtype),
+        *(Text(f"  {name:10}{verdict}") for name, verdict in report.verdicts.items()),
+        *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
+        *([_cases(report)] if every_case else _group_lines(report)),
+        Text(f"  covers    {COVERAGE}"),
+        *([] if every_case else [MORE]),
+    )
+
+
+def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
+    """Return the report as one HTML page that needs no network."""
+    from minigpt.report.page import render
+
+    groups = dict.fromkeys(case.group for case in report.cases)
+    passed = report.dtypes.get(dtype)
+    return render(
+        "conformance.html",
+        title=f"{report.norm}: conformance",
+        report=report,
+        coverage=COVERAGE,
+        dtype=dtype,
+        kind={True: "pass", False: "fail", None: "different"}[passed],
+        heading={True: "A LayerNorm", False: "Not a LayerNorm", None: "Not judged"}[passed],
+        diagnoses=report.diagnoses_at(dtype),
+        groups={group: [case for case in report.cases if case.group == group] for group in groups},
+    )
+
+
+def _headline(report: ConformanceReport, dtype: str) -> Text:
+    passed = report.dtypes.get(dtype)
+    if passed is None:
+        reason = report.verdicts[dtype].removeprefix("not judged: ")
+        return Text(f"NOT JUDGED  {report.norm} at {dtype} on {report.device}: {reason}")
+    judgement = "is a LayerNorm" if passed else "is not a LayerNorm"
+    return outcome("PASS" if passed else "FAIL", f"{report.norm} {judgement} at {dtype} on {report.device}")
+
+
+def _cases(report: ConformanceReport) -> Table:
+    table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
+    for case in sorted(report.cases, key=lambda case: case.passed):
+        figures = ("" if figure is None else brief(figure) for figure in (case.worst.error, case.worst.bound))
+        table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
+    return table
+
+
+def _group_lines(report: ConformanceReport) -> list[Text]:
+    """Return a line for each group with failures: how many fail, and the first of them."""
+    lines = []
+    for group in dict.fromkeys(case.group for case in report.failures):
+        cases = [case for case in report.cases if case.group == group]
+        failed = [case for case in cases if not case.passed]
+        dtypes = sorted(set[str]().union(*(case.failed_at for case in failed)))
+        where = "" if "float32" in dtypes else f" at {' and '.join(dtypes)} only"
+        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail{where}, first {_brief(failed[0])}"))
+    return lines
+
+
+def _brief(case: CaseResult) -> str:
+    worst = case.worst
+    if worst.error is None or worst.bound is None:
+        return f"{case.name!r}: {worst.note}"
+    if not worst.bound:
+        return f"{case.name!r}: off by {brief(worst.error)}, and must be exact"
+    place = f", {worst.place}" if worst.place else ""
+    return f"{case.name!r}: {brief(worst.ratio)} times its bound{place}"
