@@ -24,6 +24,7 @@ PROMPTS = (
 PEOPLE = ("Tom", "Mara", "the old shepherd", "the young gardener", "his sister", "the miller")
 DEEDS = ("gave the lantern to", "found the silver coin before", "laughed at", "went into the forest with", "waited for")
 
+BUILT_IN = f"{len(PROMPTS)} built-in texts"
 MOST_LONG = 1024  # tokens of the built-in text that fills the context
 MOST_LONG_WORK = 2e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
 MOST_WALK_WORK = 4e9  # the same for a walk over a whole vocabulary
@@ -78,7 +79,7 @@ def default_prompts(place: Path, config: GPT2Config) -> Chosen:
     try:
         chosen = read_prompts(place, PROMPTS, config)
         prose = cast("Tokenizer", chosen.tokenizer).encode(long_text())
-        return chosen._replace(described=f"{len(PROMPTS)} built-in texts", prose=prose)
+        return chosen._replace(described=BUILT_IN, prose=prose)
     except CheckpointError as error:
         why = str(error)
     except GenerationError:

@@ -22,6 +22,7 @@ from minigpt.judge.measures import (
     noise_ratio,
     perplexity_of,
 )
+from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.reference import judging
 from minigpt.judge.rules import decide, parse_budget
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
@@ -173,6 +174,7 @@ class _Judgement:
             attention=truth.attention,
             versions=truth.versions,
             prompts=truth.described,
+            built_in=truth.described == BUILT_IN,
             quantize=candidate.quantize,
             difference=candidate.difference,
             center=candidate.center,

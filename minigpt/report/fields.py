@@ -370,6 +370,7 @@ class ParityFields(Fields):
         model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
         against_norm: the norm that transformers computes there: "fused", or "frozen" by a huge eps.
         difference: why the candidate is another model by an option of opening, as int8 weights are.
+        built_in: whether the prompts are the built-in texts.
         exact: whether the candidate claims to be the same model; an RMSNorm or int8 weights do not.
         bitwise: our own loading and network, against transformers.
         logits, distribution, greedy: on the prompts and what transformers writes after them.
@@ -405,6 +406,7 @@ class ParityFields(Fields):
     greedy: Greedy
     bitwise: Bitwise
     coverage: Coverage
+    built_in: bool = False
     against: str | None = None
     against_norm: str = "fused"
     quantize: str | None = None

@@ -28,7 +28,7 @@ def report_page(*reports: Report) -> str:
     if len(shown) == 1:
         title, overview, reasons = f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}", [], []
     else:
-        title, overview, reasons = f"{len(shown)} reports", parts.overview(shown), parts.reasons(shown)
+        title, overview, reasons = f"{len(shown)} reports", parts.overview(shown), parts.notes_on(shown)
     return render("parity.html", title=title, reports=shown, overview=overview, reasons=reasons)
 
 

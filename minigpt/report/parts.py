@@ -24,6 +24,10 @@ from minigpt.report.fields import (
 )
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
 
+BUILT_IN = (
+    "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
+    "so that a change shows; --text FILE decides on yours."
+)
 FEW = 5  # rows of a long table that a terminal shows
 MOST_REASONS = 6  # below the table of many reports
 FIELD_TYPES = {
@@ -114,6 +118,9 @@ def sentences(report: Report) -> list[str]:
     before, after = perplexities(report)
     if report["outcome"] == "DIFFERENT" and None not in (before, after) and after < before:
         lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
+    is_measured = "budget" in report or report["outcome"] == "DIFFERENT"
+    if is_measured and report.get("built_in") and text_file(report) is None:
+        lines.append(BUILT_IN)
     if not lines:
         parting = report["greedy"].get("first_divergence")
         greedy = "parts only where noise alone could part it" if parting else "agrees"
@@ -209,13 +216,14 @@ def _overview(name: str, tokens: str, reports: Sequence[Report]) -> Part:
     return Part(name, "All verdicts", about, [*heads, *(["greedy"] if of_prompts else [])], rows)
 
 
-def reasons(reports: Sequence[Report]) -> list[str]:
-    """Return the first reason of each report that fails, and the sites that break it."""
+def notes_on(reports: Sequence[Report]) -> list[str]:
+    """Return what a table of reports needs beside it: notes, the first reason of each FAIL, the sites that break it."""
     lines = [f"{_pair(report)}: {report['reasons'][0]}" for report in reports if report["outcome"] == "FAIL"]
     broken = ((_pair(report), report.get("bisect", {}).get("sites")) for report in reports)
     lines += [f"{pair} is broken by {', '.join(sites)}" for pair, sites in broken if sites]
     more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
-    return lines[:MOST_REASONS] + more
+    texts = [BUILT_IN] if any(report.get("built_in") and text_file(report) is None for report in reports) else []
+    return texts + lines[:MOST_REASONS] + more
 
 
 def _pair(report: Report) -> str:

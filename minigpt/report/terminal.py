@@ -33,7 +33,7 @@ def reports_table(reports: Sequence[Report]) -> RenderableType:
         MiniGPTError: if one of them is not a parity report.
     """
     reports = checked(reports)
-    return Group(*printed(parts.overview(reports)), *map(Text, parts.reasons(reports)))
+    return Group(*printed(parts.overview(reports)), *map(Text, parts.notes_on(reports)))
 
 
 def outcome(word: str, about: str = "") -> Text:

@@ -80,3 +80,13 @@ def test_every_result_is_cited() -> None:
     cited = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
     kept = [path.name for path in (ROOT / "docs" / "results").iterdir() if path.name != "README.md"]
     assert [name for name in kept if f"({name})" not in cited] == []
+
+
+def test_the_network_is_as_short_as_the_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    files = re.findall(r"`(\w+\.py)`", readme.partition("Read these first:")[2].partition("in `minigpt/model/`")[0])
+    paths = [*(ROOT / "minigpt/model" / name for name in files), ROOT / "minigpt/norms/textbook.py"]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+    limits = {int(number) for number in re.findall(r"under (\d+) lines", readme)}
+    assert (len(files), len(limits)) == (6, 1)
+    assert all(limit - 60 <= lines < limit for limit in limits), lines

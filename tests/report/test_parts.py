@@ -1,0 +1,52 @@
+"""The parts of a report: every figure that is measured is shown, and the docs say what it is."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from reports import sample_report
+
+from minigpt.report.fields import Distribution, Fields, LogitsError, NormSiteError, shown
+from minigpt.report.parts import checked, parts_of, sentences
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOT_IN_A_TABLE = {"ratio_without_shift", "worst", "site", "swapped"}  # a sentence, a row or a mark tells these
+
+every_kind = pytest.mark.parametrize("kind", [LogitsError, Distribution, NormSiteError])
+
+
+@every_kind
+def test_every_figure_has_a_title_or_is_the_error_of_one_that_has(kind: type[Fields]) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    errors = {name for name in names if name.removesuffix("_se") in shown(kind)}
+    assert names - errors - NOT_IN_A_TABLE == set()
+
+
+@every_kind
+def test_the_docs_say_what_every_figure_is(kind: type[Fields]) -> None:
+    page = (DOCS / "parity.md").read_text(encoding="utf-8")
+    table = page.partition("| figure |")[2].partition("\n\n")[0]
+    titles = ", ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)).split(", ")
+    for figure in shown(kind).values():
+        assert figure.title.partition(",")[0] in titles, figure.title
+
+
+def test_a_part_has_a_cell_for_every_head() -> None:
+    (report,) = checked([sample_report(2, passing=False)])
+    for part in parts_of(report):
+        assert all(len(row) == len(part.heads) for row in part.rows), part.name
+        assert part.title
+        assert len(part.about) <= 250
+
+
+def test_a_centred_model_has_no_table_of_norms() -> None:
+    (report,) = checked([sample_report(2) | {"center": True}])
+    assert "sites" not in {part.name for part in parts_of(report)}
+
+
+@pytest.mark.parametrize("file", [None, "held.txt"])
+def test_the_built_in_texts_are_explained_where_they_are_all_that_was_read(file: str | None) -> None:
+    sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
+    (report,) = checked([sample | {"text": sample["text"] | {"file": file}}])
+    assert any("--text FILE" in sentence for sentence in sentences(report)) is (file is None)
