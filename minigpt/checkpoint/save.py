@@ -116,7 +116,7 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | Non
             )
     swap_norms(plain, "fused")
     for norm in plain.norm_modules().values():
-        norm.eps = FROZEN_EPS
+        norm.eps = FROZEN_EPS  # type: ignore[assignment]
     save_pretrained(plain, directory, tokenizer)
 
 
