@@ -44,7 +44,7 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
         raise NormError(f"{title(make)} is a class, but not a torch.nn.Module")
     with naming(make):
         parameters = list(inspect.signature(make).parameters.values())
-    first = next((own for own in parameters if not _known([own], eps, bias)), None)  # some take their eps before it
+    first = next((one for one in parameters if not _known([one], eps, bias)), None)  # some take their eps before it
     if first is None:
         raise NormError(f"{title(make)} has no parameter for the size")
     sizes = [*shape, torch.Size(shape)] if len(shape) == 1 else [torch.Size(shape)]
@@ -85,19 +85,19 @@ def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def naming(make: object, asked: str | None = None) -> Iterator[None]:
+def naming(make: object, name: str | None = None) -> Iterator[None]:
     """Turn what somebody else's code raises into a NormError that names the code. Ctrl-C still ends the program."""
     try:
         yield
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
     except RAISED as error:
-        raise NormError(f"{asked or title(make)} raised {last_line(error, source_file(make))}") from error
+        raise NormError(f"{name or title(make)} raised {last_line(error, source_file(make))}") from error
 
 
 def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) -> nn.Module:
-    given = ", ".join([repr(size), *(f"{key}={value!r}" for key, value in keywords.items())])
-    with naming(make, f"{title(make)}({given})"):
+    arguments = ", ".join([repr(size), *(f"{key}={value!r}" for key, value in keywords.items())])
+    with naming(make, f"{title(make)}({arguments})"):
         is_named = first.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         module = make(**{first.name: size}, **keywords) if is_named else make(size, **keywords)
     if not isinstance(module, nn.Module):
@@ -119,35 +119,28 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
 def _keywords(make: Maker, parameters: list[Parameter], eps: float, bias: bool) -> list[dict[str, Any]]:
     """Return the keyword arguments to try, in order: those of the signature, and more for ``**kwargs``.
 
-    ``**kwargs`` may go to a base class that takes an eps and a flag. The class may pass some of them itself, and would
-    then raise if it got them twice. So both are tried first, then the flag alone, then none.
+    ``**kwargs`` may go to a base class that takes an eps and a bias. The class may pass one of them itself, and would
+    then raise if it got it twice. So both are tried first, then one, then none.
     """
     chosen = make.keywords if isinstance(make, functools.partial) else {}  # by the user
-    keywords = _known([own for own in parameters if own.name not in chosen], eps, bias)
-    if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
+    keywords = _known([parameter for parameter in parameters if parameter.name not in chosen], eps, bias)
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return [keywords]
-    passed = _known([own for own in _passed_on(make) if own.name not in chosen], eps, bias)
-    shift = {name: value for name, value in passed.items() if SHIFT_FLAG.fullmatch(name)}
-    return [more | keywords for more in (passed, shift, {})]
-
-
-def _passed_on(make: Maker) -> list[Parameter]:
-    """Return the parameters that ``**kwargs`` may hold: those of the base classes, or eps and bias for a function."""
-    if not isinstance(make, type):
-        return [Parameter(name, Parameter.KEYWORD_ONLY) for name in ("eps", "bias")]
-    bases = [cls for cls in make.__mro__[1 : make.__mro__.index(nn.Module)] if "__init__" in vars(cls)]
-    return [own for cls in bases for own in list(inspect.signature(cls.__init__).parameters.values())[2:]]
+    more = {name: value for name, value in {"eps": eps, "bias": bias}.items() if name not in chosen}
+    some = [{name: more[name]} for name in ("bias", "eps") if name in more]
+    return [extra | keywords for extra in (more, *some, {})]
 
 
 def _known(parameters: Iterable[Parameter], eps: float, bias: bool) -> dict[str, Any]:
     """Return the arguments that a norm is told: an eps, and flags for its shift and its scale."""
     known: dict[str, Any] = {}
-    for own in parameters:
-        is_flag = own.default is Parameter.empty or own.default is None or isinstance(own.default, bool)
-        if EPS.fullmatch(own.name):
-            known[own.name] = eps
-        elif is_flag and SHIFT_FLAG.fullmatch(own.name):
-            known[own.name] = bias
-        elif is_flag and SCALE_FLAG.fullmatch(own.name):
-            known[own.name] = True
+    for parameter in parameters:
+        name, default = parameter.name, parameter.default
+        is_flag = default is Parameter.empty or default is None or isinstance(default, bool)
+        if EPS.fullmatch(name):
+            known[name] = eps
+        elif is_flag and SHIFT_FLAG.fullmatch(name):
+            known[name] = bias
+        elif is_flag and SCALE_FLAG.fullmatch(name):
+            known[name] = True
     return known

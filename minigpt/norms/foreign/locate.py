@@ -40,14 +40,14 @@ def locate(norm: str) -> Callable[..., Any]:
     if file is None and is_registered(place):
         raise NormError(f"the norm {place} takes no number, got {norm!r}")
     module = _from_package(place) if file is None else _from_file(file)
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if callable(found):
-        return found
+        member = getattr(member, part, None)
+    if callable(member):
+        return member
     classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
-    own = [name for name, cls in classes.items() if cls.__module__ == module.__name__]
-    shown = listing(difflib.get_close_matches(name, classes) or own or classes)
+    written_there = [name for name, cls in classes.items() if cls.__module__ == module.__name__]
+    shown = listing(difflib.get_close_matches(name, classes) or written_there or classes)
     missing = f"{place} has no class {name!r}" if name else f"give a class as {place}:Name"
     raise NormError(f"{missing}; its torch.nn.Module classes are {shown or 'none'}")
 
@@ -105,10 +105,10 @@ def last_line(error: BaseException, file: str | None = None) -> str:
         message, place = error.msg, f"{error.filename}, line {error.lineno}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if frame.filename == file] or [
+        relevant = [frame for frame in frames if frame.filename == file] or [
             frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith(OURS)
         ]
-        frame = (theirs or frames)[-1]
+        frame = (relevant or frames)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
     return f"{type(error).__name__}{': ' if message else ''}{message} ({place})"
 
