@@ -1,5 +1,6 @@
 """Text <-> token ids, with the ids that transformers gives."""
 
+import mmap
 import pickle
 import re
 from collections.abc import Iterable
@@ -20,6 +21,9 @@ NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-
 GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # takes a tokenizer.json as it is
 PLAIN_CLASSES = (*GPT2_CLASSES, PLAIN_CLASS, "TokenizersBackend")
+
+LONG = 1_000_000  # characters, from which on the memory for their tokens is looked for first
+BYTES_OF_CHARACTER = 128  # that the tokenizer takes while it reads; about 170 were measured for English
 
 
 class Tokenizer:
@@ -84,8 +88,10 @@ class Tokenizer:
             add_special_tokens: with what the tokenizer puts around each text, as a first token. GPT-2's adds nothing.
 
         Raises:
-            GenerationError: if the text is not a string, or has lone surrogates.
+            GenerationError: if the text is not a string, has lone surrogates, or is too long for the memory.
         """
+        if isinstance(text, str) and len(text) > LONG:
+            _require_memory(len(text))
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:
@@ -296,3 +302,19 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+
+
+def _require_memory(characters: int) -> None:
+    """Check that there is memory to read a text: the tokenizer ends the process where there is none.
+
+    Raises:
+        GenerationError: if there is not.
+    """
+    size = BYTES_OF_CHARACTER * characters
+    try:
+        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()  # takes addresses, and no memory yet
+    except OSError as error:
+        raise GenerationError(
+            f"a text of {characters:,} characters takes {size / 1e9:.1f} GB to read, which this process cannot have "
+            "(ulimit -v, or the machine's memory); divide it into several files"
+        ) from error

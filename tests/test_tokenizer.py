@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -403,3 +404,16 @@ def test_a_meta_file_of_something_else_is_refused(meta: object, tmp_path: Path) 
     """And nothing in it is called."""
     with pytest.raises(CheckpointError, match=r"must have a dict 'stoi'|is not read from a pickle"):
         Tokenizer.from_pretrained(characters(tmp_path, meta))
+
+
+def test_a_text_that_is_too_long_for_the_memory_is_one_sentence(tmp_path: Path) -> None:
+    """The tokenizer's own allocator would end the process."""
+    (tmp_path / "long.txt").write_text("word " * 4_000_000)
+    code = (
+        "import resource, minigpt\n"
+        "tokenizer = minigpt.Tokenizer.from_pretrained('demo')\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 * 10**9, 2 * 10**9))\n"
+        f"tokenizer.encode(open({str(tmp_path / 'long.txt')!r}).read())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "a text of 20,000,000 characters takes 2.6 GB to read" in done.stderr.splitlines()[-1]
