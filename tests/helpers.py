@@ -102,7 +102,7 @@ class LouderConv1D(Conv1D):
 def make_louder(module: Any) -> None:
     """Give it a forward of its own, as those do who patch a model."""
     inner = module.forward
-    module.forward = lambda *given: 2 * inner(*given)
+    module.forward = lambda *supplied: 2 * inner(*supplied)
 
 
 def rms(x: Tensor) -> float:
@@ -121,18 +121,18 @@ def assert_within(error: float, bound: float, scale: float, what: str) -> None:
     assert error <= bound, f"{what}: error {error:.3g} is over its bound {bound:.3g} (scale {scale:.3g})"
 
 
-def assert_close(given: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+def assert_close(supplied: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
     """The largest difference is at most ``tolerance`` times the largest magnitude of ``wanted``."""
-    scale = max_abs(wanted)
-    assert given.shape == wanted.shape, f"{what}: {tuple(given.shape)}, not {tuple(wanted.shape)}"
-    assert_within(max_abs(given.double() - wanted.double()), tolerance * scale, scale, what)
+    scale = max_abs(expected)
+    assert supplied.shape == expected.shape, f"{what}: {tuple(supplied.shape)}, not {tuple(expected.shape)}"
+    assert_within(max_abs(supplied.double() - expected.double()), tolerance * scale, scale, what)
 
 
-def assert_same_bits(given: Tensor, wanted: Tensor, what: str) -> None:
+def assert_same_bits(supplied: Tensor, expected: Tensor, what: str) -> None:
     """Maximum difference exactly 0, in the same dtype and shape, and all of it finite."""
-    assert (given.dtype, given.shape) == (wanted.dtype, wanted.shape)
-    assert wanted.isfinite().all(), f"{what}: the reference is not finite"
-    assert_within(max_abs(given.double() - wanted.double()), 0.0, max_abs(wanted), what)
+    assert (supplied.dtype, supplied.shape) == (expected.dtype, expected.shape)
+    assert expected.isfinite().all(), f"{what}: the reference is not finite"
+    assert_within(max_abs(supplied.double() - expected.double()), 0.0, max_abs(expected), what)
 
 
 def chunks(length: int, cuts: Iterable[int]) -> list[tuple[int, int]]:

@@ -49,11 +49,11 @@ def _checked(function: Callable[..., Any], hints: dict[str, Any]) -> Callable[..
     def call(*args: Any, **named: Any) -> Any:
         if jaxtyping.config.jaxtyping_disable:
             return function(*args, **named)
-        given = {**dict(zip(names, args, strict=False)), **named}
+        supplied = {**dict(zip(names, args, strict=False)), **named}
         with jaxtyped("context"):  # one size for one name, from the first argument to the result
             for name, hint in hints.items():
-                if name in given:
-                    require_shape(given[name], hint, f"{name} of {function.__qualname__}")
+                if name in supplied:
+                    require_shape(supplied[name], hint, f"{name} of {function.__qualname__}")
             result = function(*args, **named)
             require_shape(result, returned, f"the result of {function.__qualname__}")
         return result

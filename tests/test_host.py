@@ -43,8 +43,8 @@ def test_the_norms_of_other_architectures(name: str) -> None:
     blocks = host_of(model).blocks
     assert len(blocks) == 2
     assert set(minigpt.norm_sites(model)) == {f"{block}.{norm}" for block in blocks for norm in in_block} | {*others}
-    for site, found in minigpt.norm_sites(model).items():
-        assert (found.kind, found.eps, found.adds_one) == (
+    for site, actual in minigpt.norm_sites(model).items():
+        assert (actual.kind, actual.eps, actual.adds_one) == (
             expected.kind, pytest.approx(expected.eps, rel=1e-6), expected.adds_one
         ), site  # fmt: skip
     embedding = model.get_submodule(host_of(model).embedding)

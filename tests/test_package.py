@@ -52,9 +52,9 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.thorough
 def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    wanted = {f"minigpt/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")}
-    wanted |= {f"minigpt/demo/{path.name}" for path in DEMO.iterdir() if path.is_file()}
-    assert wanted <= set(names)
+    expected = {f"minigpt/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")}
+    expected |= {f"minigpt/demo/{path.name}" for path in DEMO.iterdir() if path.is_file()}
+    assert expected <= set(names)
     assert all(name.startswith(("minigpt/", "minigpt-")) for name in names)
     assert len(names) == len(set(names))
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -78,11 +78,11 @@ def test_the_wheel_works_unpacked(wheel: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    found = json.loads(run("-c", WITHIN))
-    assert Path(found["file"]).is_relative_to(site), "another minigpt was imported"
-    assert found["version"] == minigpt.__version__
-    assert {path.stem for path in (ROOT / "configs").glob("*.json")} == set(found["presets"])
-    assert found["width"] == 768
+    actual = json.loads(run("-c", WITHIN))
+    assert Path(actual["file"]).is_relative_to(site), "another minigpt was imported"
+    assert actual["version"] == minigpt.__version__
+    assert {path.stem for path in (ROOT / "configs").glob("*.json")} == set(actual["presets"])
+    assert actual["width"] == 768
     text = run("-m", "minigpt", "generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "20")
     assert text.startswith("Once upon a time")
     assert len(text) > 40

@@ -23,15 +23,17 @@ def test_strict_pyright_finds_every_mistake_and_no_any(tmp_path: Path) -> None:
         })
     )  # fmt: skip
     done = subprocess.run(["pyright", "--outputjson"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    said = json.loads(done.stdout)["generalDiagnostics"]
-    errors = {each["range"]["start"]["line"]: each["message"] for each in said if each["severity"] == "error"}
+    message = json.loads(done.stdout)["generalDiagnostics"]
+    errors = {each["range"]["start"]["line"]: each["message"] for each in message if each["severity"] == "error"}
     wrong = {number for number, line in enumerate(lines) if line.endswith("# wrong")}
     assert errors.keys() == wrong, {lines[number]: errors.get(number) for number in errors.keys() ^ wrong}
 
-    revealed = {each["range"]["start"]["line"]: each["message"] for each in said if each["severity"] == "information"}
-    asked = {number for number, line in enumerate(lines) if line.startswith("reveal_type")}
-    assert revealed.keys() == asked
-    vague = {lines[number]: said for number, said in revealed.items() if re.search(r"\b(Any|Unknown)\b", said)}
+    revealed = {
+        each["range"]["start"]["line"]: each["message"] for each in message if each["severity"] == "information"
+    }
+    requested = {number for number, line in enumerate(lines) if line.startswith("reveal_type")}
+    assert revealed.keys() == requested
+    vague = {lines[number]: message for number, message in revealed.items() if re.search(r"\b(Any|Unknown)\b", message)}
     assert not vague
 
 

@@ -37,16 +37,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    supplied = parser.parse_args()
     memory = torch.ones(READ // 4)
     runs: dict[str, Callable[[], object]] = {"memory": memory.sum}
     sizes = {"memory": READ}
     counts, lengths, prompts = (
-        [int(n) for n in numbers.split(",") if n] for numbers in (given.rows, given.past, given.prompt)
+        [int(n) for n in numbers.split(",") if n] for numbers in (supplied.rows, supplied.past, supplied.prompt)
     )
-    for kind in given.kind.split(","):
-        for library in given.library or [""]:
-            step, cache, size = prepared(given.preset, kind, max(counts), max([*lengths, *prompts]), library)
+    for kind in supplied.kind.split(","):
+        for library in supplied.library or [""]:
+            step, cache, size = prepared(supplied.preset, kind, max(counts), max([*lengths, *prompts]), library)
             for rows, past in itertools.product(counts, lengths):
                 name = f"{kind} {Path(library).stem}".strip() + f", {rows} after {past}"
                 places = [5] * rows, list(range(rows)), [past] * rows
@@ -56,27 +56,27 @@ def main() -> None:
                 read = functools.partial(step, [5] * tokens, [0] * tokens, places, cache, [tokens - 1])
                 runs[name], sizes[name] = read, size
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(given.rounds):
+    for _ in range(supplied.rounds):
         for name, run in runs.items():
             run()
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-    found = {}
+    actual = {}
     for name, spread in times.items():
         speeds = {"median": statistics.median(spread), "least": min(spread)}
         shares = {
             which: sizes[name] / seconds / (READ / (statistics.median if which == "median" else min)(times["memory"]))
             for which, seconds in speeds.items()
         }
-        found[name] = {"milliseconds": 1000 * speeds["median"], "least": 1000 * speeds["least"], "shares": shares}
+        actual[name] = {"milliseconds": 1000 * speeds["median"], "least": 1000 * speeds["least"], "shares": shares}
         print(
             f"{name:30} {1000 * speeds['median']:7.2f} ms (least {1000 * speeds['least']:.2f}), "
             f"{sizes[name] / speeds['median'] / 1e9:5.1f} GB/s, of the limit {shares['median']:.2f} "
             f"(by the least {shares['least']:.2f})"
         )
-    if given.json:
-        given.json.write_text(json.dumps({"preset": given.preset, "steps": found}, indent=2))
+    if supplied.json:
+        supplied.json.write_text(json.dumps({"preset": supplied.preset, "steps": actual}, indent=2))
 
 
 def prepared(preset: str, kind: str, rows: int, past: int, library: str) -> tuple[StepKernel, Tensor, int]:

@@ -60,7 +60,7 @@ def main(
     results: dict[str, Any] = {
         "measured_on": environment(),
         "tests_of": {"transformers": version("transformers")},
-        "counts": {name: count(found) for name, found in suite.items()},
+        "counts": {name: count(actual) for name, actual in suite.items()},
         "lost": {test: EXCEPTIONS.get(test, "") for test in lost},
         "gained": sorted(test for test in control if control[test] == "failed" and ours.get(test) == "passed"),
         "tests": {test: {name: suite[name].get(test) for name in NETWORKS} for test in sorted(control)},
@@ -128,8 +128,8 @@ class Recorder:
 
 def count(outcomes: dict[str, str]) -> dict[str, int]:
     """Return how many tests had each outcome."""
-    found = list(outcomes.values())
-    return {kind: found.count(kind) for kind in ("passed", "failed", "skipped")}
+    actual = list(outcomes.values())
+    return {kind: actual.count(kind) for kind in ("passed", "failed", "skipped")}
 
 
 if __name__ == "__main__":

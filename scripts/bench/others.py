@@ -108,19 +108,19 @@ class LlamaCpp:
         self, rows: list[list[int]], places: list[int], every: bool = False
     ) -> Float[Tensor, "rows_or_tokens vocab"]:
         """Read each row's tokens from its place on. Return the logits of its last token, or of every token."""
-        batch, count, wanted = self.batch, 0, []
+        batch, count, expected = self.batch, 0, []
         for row, (tokens, place) in enumerate(zip(rows, places, strict=True)):
             for i, token in enumerate(tokens):
                 batch.token[count], batch.pos[count] = token, place + i
                 batch.n_seq_id[count], batch.seq_id[count][0] = 1, row
                 batch.logits[count] = every or i == len(tokens) - 1
                 if batch.logits[count]:
-                    wanted.append(count)
+                    expected.append(count)
                 count += 1
         batch.n_tokens = count
         if status := self.lib.llama_decode(self.context, batch):
             raise RuntimeError(f"llama_decode returned {status}")
-        logits = [self.lib.llama_get_logits_ith(self.context, place) for place in wanted]
+        logits = [self.lib.llama_get_logits_ith(self.context, place) for place in expected]
         return torch.from_numpy(np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in logits]))
 
 

@@ -48,9 +48,9 @@ def judged(size: str, dtype: torch.dtype, device: torch.device, quick: bool) -> 
     rounded = ours_of(size, device, quick).to(dtype)
     ids, mask = prompt(rounded.config.vocab_size, device)
     truth = Truth(rounded, ids, mask)
-    theirs = {kind: theirs_of(rounded, kind) for kind in ("eager", "sdpa")}
+    hf = {kind: theirs_of(rounded, kind) for kind in ("eager", "sdpa")}
     for attention in ATTENTIONS:
-        for row in compared(rounded, theirs, attention, truth, ids, mask):
+        for row in compared(rounded, hf, attention, truth, ids, mask):
             yield {"model": size, "dtype": dtype_name(dtype), "attention": attention} | row
 
 
@@ -69,43 +69,45 @@ def compared(
 ) -> Iterator[Row]:
     """A row for each norm and case with this attention; where it cannot run, one that says why."""
     kind, _, backend = attention.partition(" ")
-    theirs = references[kind]
+    hf = references[kind]
     ours = {norm: with_norm(rounded, norm, kind) for norm in known_norms(NORMS, ids.device)}
     cases = {norm: our_cases(model, ids, mask) for norm, model in ours.items()}
-    for case, read in their_cases(theirs, ids, mask).items():
+    for case, read in their_cases(hf, ids, mask).items():
         with judging(), only(backend):
-            wanted, why = tried(read)
+            expected, why = tried(read)
             if why is not None:
                 yield {"case": case, "why": why}
                 continue
             for norm in ours:
-                given = cases[norm][case]()
-                yield {"norm": norm, "case": case} | errors(norm, [given], [wanted], [truth.logits[case]])
+                supplied = cases[norm][case]()
+                yield {"norm": norm, "case": case} | errors(norm, [supplied], [expected], [truth.logits[case]])
     with full_products(), only(backend):
-        wanted, why = tried(lambda: gradients(theirs, lambda: theirs(ids[:1]).logits))
+        expected, why = tried(lambda: gradients(hf, lambda: hf(ids[:1]).logits))
         if why is not None:
             yield {"case": "gradients", "why": why}
             return
         for norm, model in ours.items():
-            given = gradients(model, lambda m=model: m(ids[:1]))
-            trios = [(given[name], wanted[name], true) for name, true in truth.gradients.items()]
+            supplied = gradients(model, lambda m=model: m(ids[:1]))
+            trios = [(supplied[name], expected[name], true) for name, true in truth.gradients.items()]
             yield {"norm": norm, "case": "gradients"} | errors("", *map(list, zip(*trios, strict=True)))
 
 
-def errors(norm: str, given: list[Tensor], wanted: list[Tensor], truth: list[Tensor]) -> Row:
+def errors(norm: str, supplied: list[Tensor], expected: list[Tensor], truth: list[Tensor]) -> Row:
     """How far ours is from transformers', and both from the truth; with "fused", only the same bits will do."""
-    apart = max((one.double() - other.double()).abs().max().item() for one, other in zip(given, wanted, strict=True))
+    apart = max(
+        (one.double() - other.double()).abs().max().item() for one, other in zip(supplied, expected, strict=True)
+    )
     scale = max(tensor.abs().max().item() for tensor in truth)
-    error, floor = rms_apart(given, truth), rms_apart(wanted, truth)
+    error, floor = rms_apart(supplied, truth), rms_apart(expected, truth)
     passed = error <= MOST_NOISE * floor and (apart == 0 or norm != "fused")
     return {"bitwise": apart == 0, "max_apart": apart, "scale": scale, "rms_error": error, "floor": floor,
             "ratio": error / floor if floor else float(error > 0), "passed": passed}  # fmt: skip
 
 
-def rms_apart(given: list[Tensor], wanted: list[Tensor]) -> float:
+def rms_apart(supplied: list[Tensor], expected: list[Tensor]) -> float:
     """Root mean square of all differences."""
-    squares = sum((one.double() - other).square().sum().item() for one, other in zip(given, wanted, strict=True))
-    return (squares / sum(tensor.numel() for tensor in wanted)) ** 0.5
+    squares = sum((one.double() - other).square().sum().item() for one, other in zip(supplied, expected, strict=True))
+    return (squares / sum(tensor.numel() for tensor in expected)) ** 0.5
 
 
 def prompt(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -141,8 +143,8 @@ def gradients(model: Any, logits: Callable[[], Tensor]) -> dict[str, Tensor]:
     """Of every parameter, by our names, where the gradients of the logits are random, and small enough for float16."""
     generator = torch.Generator().manual_seed(1)
     with torch.enable_grad():
-        found = logits()
-        found.backward(torch.randn(found.shape, generator=generator).div(16).to(found.device, found.dtype))
+        actual = logits()
+        actual.backward(torch.randn(actual.shape, generator=generator).div(16).to(actual.device, actual.dtype))
     made = {name.removeprefix("transformer."): p.grad for name, p in model.named_parameters()}
     model.zero_grad()
     return {name: gradient for name, gradient in made.items() if gradient is not None}
@@ -156,14 +158,14 @@ def only(backend: str) -> contextlib.AbstractContextManager[Any]:
 def tried(compute: Callable[[], Any]) -> tuple[Any, str | None]:
     """What transformers gives; or, where the chosen backend of attention cannot, why not."""
     try:
-        found = compute()
+        actual = compute()
     except RuntimeError as error:
-        if not any(said in str(error) for said in UNABLE):
+        if not any(message in str(error) for message in UNABLE):
             raise
         return None, str(error).splitlines()[0]
-    tensors = found.values() if isinstance(found, dict) else [found]
+    tensors = actual.values() if isinstance(actual, dict) else [actual]
     finite = all(tensor.isfinite().all() for tensor in tensors)
-    return (found, None) if finite else (None, "transformers' own result holds numbers that are not finite")
+    return (actual, None) if finite else (None, "transformers' own result holds numbers that are not finite")
 
 
 def failures(results: dict[str, Any]) -> list[Row]:

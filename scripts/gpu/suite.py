@@ -49,8 +49,8 @@ def main(
         place = resolve_device(device)
         chosen = {name: PARTS[name] for name in part or PARTS}
     except (ConfigError, KeyError) as error:
-        said = f"unknown part {error}; known are {', '.join(PARTS)}" if isinstance(error, KeyError) else str(error)
-        print(f"error: {said}", file=sys.stderr)
+        message = f"unknown part {error}; known are {', '.join(PARTS)}" if isinstance(error, KeyError) else str(error)
+        print(f"error: {message}", file=sys.stderr)
         raise typer.Exit(2) from error
     results: dict[str, Any] = {"environment": environment(place, quick), "parts": {}} | {name: {} for name in PARTS}
     out.mkdir(parents=True, exist_ok=True)
@@ -58,8 +58,8 @@ def main(
         start = time.perf_counter()
         told = results["parts"][name] = {"seconds": 0.0, "error": None}
         try:
-            for said in work(results[name], place, quick):
-                print(f"{time.perf_counter() - start:6.1f} s  {name}: {said}", flush=True)
+            for message in work(results[name], place, quick):
+                print(f"{time.perf_counter() - start:6.1f} s  {name}: {message}", flush=True)
                 keep(results, out / "gpu.json")
         except Exception as error:  # the other parts are still to be measured
             told["error"] = f"{type(error).__name__}: {error}"

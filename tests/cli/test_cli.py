@@ -443,13 +443,13 @@ def test_a_path_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path, name: 
 
 def test_convert_writes_what_transformers_loads(run: Run, folder: Path, tmp_path: Path) -> None:
     size = sum(parameter.numel() for parameter in minigpt.from_pretrained(folder).parameters())
-    said = f"{tmp_path / 'out'} holds {folder} with fused: {size:,} parameters\n"
-    assert run("convert", folder, tmp_path / "out") == (0, said, "")
+    printed = f"{tmp_path / 'out'} holds {folder} with fused: {size:,} parameters\n"
+    assert run("convert", folder, tmp_path / "out") == (0, printed, "")
     ours = minigpt.from_pretrained(tmp_path / "out", device="cpu", arithmetic="reference")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.arange(12)[None]
     with torch.no_grad():
-        assert torch.equal(ours(ids), theirs(ids).logits)
+        assert torch.equal(ours(ids), hf(ids).logits)
     assert minigpt.Tokenizer.from_pretrained(tmp_path / "out").encode("the dog")
 
 
@@ -496,26 +496,26 @@ def test_convert_replaces_a_model_only_by_force_and_leaves_nothing_of_it(run: Ru
     assert sorted(path.name for path in out.iterdir()) == [
         "NOTES", "config.json", "generation_config.json", "model.safetensors",
     ]  # fmt: skip
-    ours, theirs = (minigpt.from_pretrained(place, device="cpu") for place in (out, source))
-    assert torch.equal(ours.wte.weight, theirs.wte.weight)
+    ours, hf = (minigpt.from_pretrained(place, device="cpu") for place in (out, source))
+    assert torch.equal(ours.wte.weight, hf.wte.weight)
 
 
 def test_convert_removes_only_what_an_earlier_model_has_left(run: Run, folder: Path, tmp_path: Path) -> None:
     """Not the checkpoints of a folder without a model, what a link names, or the source itself."""
-    theirs = tmp_path / "project" / "checkpoints" / "theirs"
-    theirs.mkdir(parents=True)
-    assert run("convert", folder, theirs.parents[1]).status == 0
-    assert theirs.is_dir()
+    hf = tmp_path / "project" / "checkpoints" / "theirs"
+    hf.mkdir(parents=True)
+    assert run("convert", folder, hf.parents[1]).status == 0
+    assert hf.is_dir()
 
-    source = shutil.copytree(folder, theirs.parent / "checkpoint-10")
-    assert "would be removed" in complaint(run("convert", source, theirs.parents[1], "--force"))
+    source = shutil.copytree(folder, hf.parent / "checkpoint-10")
+    assert "would be removed" in complaint(run("convert", source, hf.parents[1], "--force"))
     assert source.is_dir()
 
     linked = shutil.copytree(folder, tmp_path / "linked")
-    (linked / "checkpoints").symlink_to(theirs.parent)
+    (linked / "checkpoints").symlink_to(hf.parent)
     assert run("convert", folder, linked, "--force").status == 0
     assert not (linked / "checkpoints").exists()
-    assert theirs.is_dir()
+    assert hf.is_dir()
 
 
 # Bad input
@@ -579,8 +579,8 @@ def test_what_cannot_be_done_is_one_line(
     run: Run, folder: Path, prompts: Path, tmp_path: Path, words: str, message: str
 ) -> None:
     places = {"FOLDER": folder, "PROMPTS": prompts, "OUT": tmp_path / "out.jsonl"}
-    found = complaint(run(*(places.get(word, word) for word in words.split())))
-    assert re.search(message, found), found
+    actual = complaint(run(*(places.get(word, word) for word in words.split())))
+    assert re.search(message, actual), actual
     assert not (tmp_path / "out.jsonl").exists(), "something was done before the mistake was seen"
 
 
@@ -618,9 +618,9 @@ def test_what_a_norm_prints_is_no_part_of_the_result(run: Run, folder: Path, tmp
 
 def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json at all")
-    said = f"{copy / 'model.safetensors'} cannot be read as a .safetensors file"
+    printed = f"{copy / 'model.safetensors'} cannot be read as a .safetensors file"
     for words in (["generate", "x", "--model", copy], ["convert", copy, copy / "converted"], ["info", copy]):
-        assert said in complaint(run(*words))
+        assert printed in complaint(run(*words))
     assert not (copy / "converted").exists()
 
 

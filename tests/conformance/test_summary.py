@@ -68,8 +68,8 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setattr("minigpt.conformance.check_norm", partial(check_norm, cases=["width 64", "values", "layouts"]))
 
     def run(*words: object) -> tuple[int, str]:
-        given = ["minigpt", "norms", "--check", f"{tmp_path / 'tutorial.py'}:Tutorial", "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", [*given, *map(str, words)])
+        supplied = ["minigpt", "norms", "--check", f"{tmp_path / 'tutorial.py'}:Tutorial", "--device", "cpu"]
+        monkeypatch.setattr(sys, "argv", [*supplied, *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         return int(ended.value.code or 0), capsys.readouterr().out

@@ -31,6 +31,6 @@ def test_a_step_on_arm_is_the_portable_levels(tmp_path: Path) -> None:
         pytest.skip(f"not installed: {', '.join(missing)} (Debian: gcc-aarch64-linux-gnu, qemu-user)")
     native, arm = logits("gcc", tmp_path / "native"), logits(COMPILER, tmp_path / "arm", EMULATOR)
     assert native.isfinite().all()
-    for (form, bound), given, wanted in zip(FORMS.items(), arm, native, strict=True):
-        assert_within(rms(given - wanted), bound * rms(wanted), rms(wanted), form)
-        assert rms(wanted) > 0.1, form
+    for (form, bound), supplied, expected in zip(FORMS.items(), arm, native, strict=True):
+        assert_within(rms(supplied - expected), bound * rms(expected), rms(expected), form)
+        assert rms(expected) > 0.1, form

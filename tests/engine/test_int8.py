@@ -40,10 +40,10 @@ def test_only_the_weights_are_rounded(
     x[..., 0] *= outlier
     layer = Int8Linear(rows, nn.Parameter(shift) if bias else None)
     with torch.no_grad():
-        given, wanted = layer(x), x.double() @ rounded(rows).t() + (shift.double() if bias else 0)
+        given, target = layer(x), x.double() @ rounded(rows).t() + (shift.double() if bias else 0)
     # an input is off by half of its finest step, 1 / (2 * 254 * 127) of the largest value of its block
-    bound = x.abs().amax().item() * width * rows.abs().amax().item() / (4 * 127**2) + 4e-6 * wanted.abs().amax()
-    assert_within((given - wanted).abs().amax().item(), float(bound), rms(wanted), f"{count} x {width} x {out}")
+    bound = x.abs().amax().item() * width * rows.abs().amax().item() / (4 * 127**2) + 4e-6 * target.abs().amax()
+    assert_within((given - target).abs().amax().item(), float(bound), rms(target), f"{count} x {width} x {out}")
 
 
 def test_weights_are_off_by_half_a_step_of_their_block() -> None:
@@ -79,15 +79,15 @@ def test_rows_of_zeros_are_zeros_and_nan_stays_nan() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_model_is_one_of_rounded_weights(tied: bool, dtype: torch.dtype) -> None:
-    model, wanted = (small_model(dtype=dtype, tie_word_embeddings=tied) for _ in range(2))
+    model, target = (small_model(dtype=dtype, tie_word_embeddings=tied) for _ in range(2))
     ids = random_ids(2, 17)
     with torch.inference_mode():
-        exact = wanted(ids).double()
-        head = wanted.wte.weight.double() if tied else wanted.lm_head.weight.double()
-        for module in wanted.h.modules():
+        exact = target(ids).double()
+        head = target.wte.weight.double() if tied else target.lm_head.weight.double()
+        for module in target.h.modules():
             if isinstance(module, Conv1D):
                 module.weight.copy_(rounded(module.weight.t()).t())
-        truth = wanted.hidden_states(ids).double() @ rounded(head).t()
+        truth = target.hidden_states(ids).double() @ rounded(head).t()
         given = quantize_int8(model)(ids).double()
     cost = rms(truth - exact)
     assert cost > 0.01, "nothing was rounded"

@@ -19,10 +19,10 @@ def test_is_the_affine_product(shape: tuple[int, int], bias: bool, dtype: torch.
     x, rows = torch.randn(*shape, 24).to(device, dtype), torch.randn(37, 24).to(device, dtype)
     shift = torch.randn(37).to(device, dtype) if bias else None
     truth = F.linear(x.double(), rows.double(), None if shift is None else shift.double())
-    given = product(x, rows.t(), shift)
-    assert given.shape == (*shape, 37)
-    assert given.dtype == dtype
-    assert_within(rms(given.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
+    supplied = product(x, rows.t(), shift)
+    assert supplied.shape == (*shape, 37)
+    assert supplied.dtype == dtype
+    assert_within(rms(supplied.double() - truth), 2 * torch.finfo(dtype).eps * rms(truth), rms(truth), f"{shape}")
 
 
 def shapes_given(call: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -67,10 +67,10 @@ def test_onednn_takes_either_layout(
     shift = torch.randn(74)[::2] if bias else None
     truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
     with torch.inference_mode():
-        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+        supplied = product(x, by_rows(weight) if lies_by_rows else weight, shift)
     assert onednn_calls == [(*shape, 24)]
-    assert given.shape == (*shape, 37)
-    assert_within(rms(given - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
+    assert supplied.shape == (*shape, 37)
+    assert_within(rms(supplied - truth), 2e-7 * rms(truth), rms(truth), f"{shape}")
 
 
 @needs_onednn
@@ -106,12 +106,12 @@ def test_halves_that_a_processor_does_not_know_are_multiplied_in_float32(
     shift = torch.randn(2 * out).to(dtype)[::2] if bias else None
     truth = x.double() @ weight.double() + (0 if shift is None else shift.double())
     with mode():
-        given = product(x, by_rows(weight) if lies_by_rows else weight, shift)
+        supplied = product(x, by_rows(weight) if lies_by_rows else weight, shift)
     assert float32_calls == [(1, rows, 24)]
-    assert given.shape == (1, rows, out)
-    assert given.dtype == dtype
-    assert (given == truth.to(dtype)).float().mean() > 0.99, "rounded once, bias and all"
-    assert_within(rms(given - truth), torch.finfo(dtype).eps * rms(truth), rms(truth), f"{rows} rows")
+    assert supplied.shape == (1, rows, out)
+    assert supplied.dtype == dtype
+    assert (supplied == truth.to(dtype)).float().mean() > 0.99, "rounded once, bias and all"
+    assert_within(rms(supplied - truth), torch.finfo(dtype).eps * rms(truth), rms(truth), f"{rows} rows")
 
 
 def test_float32_stands_in_for_halves_only_where_it_may(float32_calls: list[tuple[int, ...]]) -> None:

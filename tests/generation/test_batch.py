@@ -29,8 +29,8 @@ def test_rows_of_different_settings_share_a_batch() -> None:
     texts = [random_ids(1, 3 + number)[0].tolist() for number in range(len(ways))]
     rows = []
     for number, (text, how) in enumerate(zip(texts, ways, strict=True)):
-        own = parse_settings(max_new_tokens=4 + number, eos_token_id=None, **how)
-        rows.append(Row(list(text), own, prompt=number, seed=own.seed))
+        single = parse_settings(max_new_tokens=4 + number, eos_token_id=None, **how)
+        rows.append(Row(list(text), single, prompt=number, seed=single.seed))
     batch = Batch(model, len(rows), 60)
     batch.add(rows)
     while batch.rows:

@@ -33,9 +33,9 @@ def alone(prompt: str, number: int, **how: Any) -> list[int]:
 
 
 def by_place(results: list[Completion]) -> dict[tuple[int, int], list[int]]:
-    found = {(result.prompt, result.number): result.ids for result in results}
-    assert len(found) == len(results), "a text was written twice"
-    return found
+    actual = {(result.prompt, result.number): result.ids for result in results}
+    assert len(actual) == len(results), "a text was written twice"
+    return actual
 
 
 @pytest.mark.parametrize(("how", "places"), [*((how, 3) for how in WAYS), (SAMPLED, 16)], ids=str)

@@ -72,8 +72,8 @@ def test_at_any_settings_an_int8_draft_changes_no_bit(count: int, dtype: torch.d
             with pytest.raises(minigpt.GenerationError, match=re.escape(str(error))):
                 generate(model, ids, mask, **settings, draft="int8")
             continue
-        given = as_tensors(generate(model, ids, mask, **settings, draft="int8"))
-        for one, other in zip(given, plain, strict=True):
+        supplied = as_tensors(generate(model, ids, mask, **settings, draft="int8"))
+        for one, other in zip(supplied, plain, strict=True):
             assert torch.equal(one.nan_to_num(-1), other.nan_to_num(-1)), settings
         rows = rows_of(model, [ids[-1].tolist()], parse_settings(**settings, draft="int8"), None)
         for _ in write_rows(model, rows, rows[0].settings, len(rows)):
@@ -100,7 +100,7 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
     minigpt.swap_norms(model, "rms", "h.0.ln_1")
     other = small_model()
     minigpt.swap_norms(other, "rms", "h.0.ln_1")
-    wanted = quantize_int8(other)
+    target = quantize_int8(other)
 
     def logits(step: Any, store: torch.Tensor) -> torch.Tensor:
         return step([5], [0], [6], store)
@@ -108,7 +108,7 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
     with torch.inference_mode():
         model(ids, cache=(cache := model.new_cache(1, 8)))
     first = logits(drafter_of(model), cache.store.clone())
-    assert torch.equal(first, logits(kernel.StepKernel(wanted), cache.store.clone()))
+    assert torch.equal(first, logits(kernel.StepKernel(target), cache.store.clone()))
     weight = model.h[0].mlp.c_fc.weight
     with torch.no_grad():
         weight.mul_(2)

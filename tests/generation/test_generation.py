@@ -482,8 +482,8 @@ def test_a_window_that_will_slide_is_announced(short: GPT2, caplog: pytest.LogCa
     generate(short, tokens(1, 4), max_new_tokens=8, overflow="slide")
     assert not caplog.messages
     generate(short, tokens(1, 4), max_new_tokens=9, overflow="slide")
-    (said,) = caplog.messages
-    assert "context of 12" in said
+    (message,) = caplog.messages
+    assert "context of 12" in message
 
 
 # --- what is refused, before any work

@@ -113,9 +113,9 @@ def assert_as_in_transformers(at: dict[str, Any], chosen: dict[str, Any]) -> Non
         chosen["bad_words_ids"] = [word for word in words if len(word) <= ids.shape[1]] or [[9]]
     before = logits.clone()
     ours = warp(logits, ids, prompt_length=prompt, eos_token_id=at["ends"], **chosen)
-    theirs = by_transformers(logits.clone(), ids, prompt, at["ends"], **chosen)
-    assert torch.equal(ours.nan_to_num(nan=1e30), theirs.nan_to_num(nan=1e30))
-    assert ours.dtype == theirs.dtype
+    hf = by_transformers(logits.clone(), ids, prompt, at["ends"], **chosen)
+    assert torch.equal(ours.nan_to_num(nan=1e30), hf.nan_to_num(nan=1e30))
+    assert ours.dtype == hf.dtype
     assert torch.equal(logits, before), "the input was written to"
 
 
@@ -164,8 +164,8 @@ def test_long_runs_come_again_at_any_period(period: int, size: int) -> None:
     ids = torch.arange(period).repeat(200 // period)[None]
     broken = ids.index_fill(1, torch.tensor([199 - size // 2]), 3)
     for text in (ids, broken):
-        ours, theirs = (way(torch.zeros(1, VOCAB), text, no_repeat_ngram_size=size) for way in (warp, by_transformers))
-        assert torch.equal(ours, theirs)
+        ours, hf = (way(torch.zeros(1, VOCAB), text, no_repeat_ngram_size=size) for way in (warp, by_transformers))
+        assert torch.equal(ours, hf)
 
 
 HUGE: dict[str, tuple[int, dict[str, Any]]] = {

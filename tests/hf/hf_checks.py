@@ -65,9 +65,11 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def short(found: Any) -> str:
+def short(actual: Any) -> str:
     """A result in a few words."""
-    return f"{tuple(found.shape)} {found.flatten()[:3].tolist()}" if isinstance(found, Tensor) else f"{found!r:.160}"
+    return (
+        f"{tuple(actual.shape)} {actual.flatten()[:3].tolist()}" if isinstance(actual, Tensor) else f"{actual!r:.160}"
+    )
 
 
 def ids(batch: int = 2, seq: int = 9) -> Tensor:
@@ -138,39 +140,39 @@ def arguments(load: Load) -> Any:
 def widths(load: Load) -> Any:
     """Masks over the new tokens alone, and wider than the cache."""
     model = load()
-    found = []
+    actual = []
     for width in (2, 9, 12):
         cache = model(ids()[:, :7]).past_key_values
         try:
             mask = torch.ones(2, width, dtype=torch.int64)
-            found.append(model(ids()[:, 7:], attention_mask=mask, past_key_values=cache).logits)
+            actual.append(model(ids()[:, 7:], attention_mask=mask, past_key_values=cache).logits)
         except (RuntimeError, ValueError, IndexError) as error:
-            found.append(type(error).__name__)
-    return found
+            actual.append(type(error).__name__)
+    return actual
 
 
 def masks(load: Load) -> Any:
     """Padding on the left with and without positions, masks of four dimensions, packed texts, who speaks."""
-    model, found = load(), []
+    model, actual = load(), []
     causal = torch.ones(9, 9).tril().bool()[None, None]
     places = (padding().cumsum(-1) - 1).clamp(min=0)
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     for how in ({"attention_mask": padding()}, {"attention_mask": padding(), "position_ids": places},
                 {"attention_mask": causal}, {"position_ids": packed, "use_cache": False},
                 {"token_type_ids": ids().flip(1)}):  # fmt: skip
-        found.append(model(ids(), **how).logits[padding().bool()])
-    return found
+        actual.append(model(ids(), **how).logits[padding().bool()])
+    return actual
 
 
 def caches(load: Load) -> Any:
     """The caches of transformers, one of an encoder and a decoder among them."""
-    model, found = load(), []
+    model, actual = load(), []
     config = model.config
     for cache in (DynamicCache(), StaticCache(config=config, max_cache_len=16),
                   EncoderDecoderCache(DynamicCache(), DynamicCache())):  # fmt: skip
         first = model(ids()[:, :5], past_key_values=cache)
-        found += [first.logits, model(ids()[:, 5:], past_key_values=cache).logits, cache.get_seq_length()]
-    return found
+        actual += [first.logits, model(ids()[:, 5:], past_key_values=cache).logits, cache.get_seq_length()]
+    return actual
 
 
 def kept(load: Load) -> Any:
@@ -182,16 +184,16 @@ def kept(load: Load) -> Any:
 
 def generation(load: Load) -> Any:
     """Greedy, drawn, beams, a static cache, looked-up tokens, an assistant."""
-    model, found = load(), []
+    model, actual = load(), []
     static = {"cache_implementation": "static", "disable_compile": True}
     for how in ({}, {"do_sample": True, "top_k": 9}, {"num_beams": 3}, static,
                 {"use_cache": False}, {"repetition_penalty": 1.3}):  # fmt: skip
         settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | how
         torch.manual_seed(1)
-        found.append(model.generate(ids(), attention_mask=padding(), **settings))
+        actual.append(model.generate(ids(), attention_mask=padding(), **settings))
     for how in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": load()}):
-        found.append(model.generate(ids(1), max_new_tokens=8, do_sample=False, pad_token_id=0, **how))
-    return found
+        actual.append(model.generate(ids(1), max_new_tokens=8, do_sample=False, pad_token_id=0, **how))
+    return actual
 
 
 def scores(load: Load) -> Any:
@@ -236,7 +238,7 @@ def paged(load: Load) -> Any:
 
 def gradients(load: Load) -> Any:
     """Gradients, plainly and with every kind of checkpointing."""
-    found = []
+    actual = []
     for how in (None, {"use_reentrant": False}, {"use_reentrant": True}):
         model = load(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).train()
         if how is not None:
@@ -245,8 +247,8 @@ def gradients(load: Load) -> Any:
         loss = model(ids(), labels=ids(), num_items_in_batch=7).loss
         loss.backward()
         grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-        found += [loss.item(), grads]
-    return found
+        actual += [loss.item(), grads]
+    return actual
 
 
 def surgery(load: Load) -> Any:
@@ -351,8 +353,8 @@ def cross(load: Load) -> Any:
     for name, parameter in model.named_parameters():
         if "cross" in name:
             parameter.data.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
-    found: ModelOutput = model(ids(), encoder_hidden_states=torch.linspace(-1, 1, 2 * 5 * 128).view(2, 5, 128))
-    return found["logits"]
+    actual: ModelOutput = model(ids(), encoder_hidden_states=torch.linspace(-1, 1, 2 * 5 * 128).view(2, 5, 128))
+    return actual["logits"]
 
 
 CHECKS: dict[str, Callable[[Load], Any]] = {

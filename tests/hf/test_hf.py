@@ -70,15 +70,15 @@ def config_json(place: Path) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attention: str, tmp_path: Path) -> None:
-    saved(theirs := reference(**fields), tmp_path)
-    theirs.set_attn_implementation(attention)
+    saved(hf_result := reference(**fields), tmp_path)
+    hf_result.set_attn_implementation(attention)
     ours = load(tmp_path, arithmetic="reference", attn_implementation=attention)
     x = tokens(3, 11)
-    found, wanted = (model(x, labels=x, output_hidden_states=True) for model in (ours, theirs))
-    assert_same_bits(found.logits, wanted.logits, "logits")
-    assert_same_bits(found.loss, wanted.loss, "loss")
-    assert len(found.hidden_states) == TINY["n_layer"] + 1
-    for ours_, theirs_ in zip(found.hidden_states, wanted.hidden_states, strict=True):
+    actual, expected = (model(x, labels=x, output_hidden_states=True) for model in (ours, hf_result))
+    assert_same_bits(actual.logits, expected.logits, "logits")
+    assert_same_bits(actual.loss, expected.loss, "loss")
+    assert len(actual.hidden_states) == TINY["n_layer"] + 1
+    for ours_, theirs_ in zip(actual.hidden_states, expected.hidden_states, strict=True):
         assert_same_bits(ours_, theirs_, "hidden states")
     assert isinstance(ours(x, return_dict=False), tuple)
 
@@ -173,9 +173,9 @@ def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_pa
     assert not {"norm", "arithmetic"} & fields.keys()
     assert load_file(tmp_path / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
     minigpt.hf.unregister()
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(theirs) is transformers.GPT2LMHeadModel
-    assert torch.equal(logits(theirs), logits(reference()))
+    hf_result = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(hf_result) is transformers.GPT2LMHeadModel
+    assert torch.equal(logits(hf_result), logits(reference()))
     ours = minigpt.from_pretrained(tmp_path, arithmetic="reference", device="cpu")
     assert torch.equal(logits(ours, input_ids=tokens(2, 9)), logits(reference()))
 
@@ -228,7 +228,7 @@ def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("norm", "said"),
+    ("norm", "message"),
     [
         (["rms"], "norms must be a name or pairs"),
         ({"*": ["a"]}, r"config\.json asks for the norm"),
@@ -238,10 +238,10 @@ def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: P
     ],
     ids=str,
 )
-def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any, said: str) -> None:
+def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any, message: str) -> None:
     load(folder, norm="rms").save_pretrained(tmp_path)
     edit_config(tmp_path, norm=norm)
-    with pytest.raises(NormError, match=said):
+    with pytest.raises(NormError, match=message):
         load(tmp_path)
 
 
@@ -335,8 +335,8 @@ def test_the_whole_choice_is_asked_for_where_a_folder_s_code_is_not_run(folder: 
     model.save_pretrained(tmp_path / "saved")
     with pytest.raises(NormError, match=r"ask for it yourself: .*from_pretrained\(\.\.\., norm=.*\)$") as raised:
         load(tmp_path / "saved")
-    asked = ast.literal_eval(str(raised.value).rpartition("norm=")[2].removesuffix(")"))
-    assert torch.equal(logits(load(tmp_path / "saved", norm=asked)), logits(model))
+    requested = ast.literal_eval(str(raised.value).rpartition("norm=")[2].removesuffix(")"))
+    assert torch.equal(logits(load(tmp_path / "saved", norm=requested)), logits(model))
 
 
 # --- what is refused
@@ -406,10 +406,10 @@ def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
         trainer = transformers.Trainer(model=model, args=arguments)
         return set(trainer.get_decay_parameter_names(model))
 
-    theirs = decayed(transformers.GPT2LMHeadModel.from_pretrained(folder))
-    assert "transformer.h.0.attn.c_attn.weight" in theirs
-    assert decayed(load(folder, norm=norm)) == theirs
-    assert decayed(load(folder, norm=GammaBeta)) == theirs
+    hf_result = decayed(transformers.GPT2LMHeadModel.from_pretrained(folder))
+    assert "transformer.h.0.attn.c_attn.weight" in hf_result
+    assert decayed(load(folder, norm=norm)) == hf_result
+    assert decayed(load(folder, norm=GammaBeta)) == hf_result
 
 
 def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
@@ -446,13 +446,13 @@ def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_token_embeddings_can_be_resized(tied: bool, tmp_path: Path) -> None:
-    saved(theirs := reference(tie_word_embeddings=tied), tmp_path)
+    saved(hf_result := reference(tie_word_embeddings=tied), tmp_path)
     ours = load(tmp_path)
     ours.resize_token_embeddings(70)
     assert ours.config.vocab_size == 70
     assert (ours.lm_head.weight is ours.transformer.wte.weight) == tied
     assert logits(ours).shape[-1] == logits(ours, input_ids=tokens(1, 3) + 9).shape[-1] == 70
-    assert_close(logits(ours)[..., : TINY["vocab_size"]], logits(theirs), 1e-5, "the ids of old")
+    assert_close(logits(ours)[..., : TINY["vocab_size"]], logits(hf_result), 1e-5, "the ids of old")
     ours.save_pretrained(tmp_path / "wider")
     assert_close(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "wider")), logits(ours), 1e-5, "saved")
 

@@ -109,26 +109,26 @@ def loaded(norm: str | None, **how: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(DEMO, **how)
 
 
-def assert_same_losses(found: list[float], wanted: list[float]) -> None:
+def assert_same_losses(actual: list[float], expected: list[float]) -> None:
     """Compare relatively, to 1e-5; TRL's losses near 0 absolutely.
 
     transformers' class repeats its own losses bit for bit, and ours has them too with ``norm="fused"`` and
     ``arithmetic="reference"``. Another norm and fast arithmetic round in another order. Over five steps with two
     processes that was up to 8e-7 of the loss, or 1.5e-5 of a loss of 13.
     """
-    print(f"losses {found}, transformers' {wanted}")
-    assert len(found) == STEPS
-    assert all(map(math.isfinite, found))
-    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+    print(f"losses {actual}, transformers' {expected}")
+    assert len(actual) == STEPS
+    assert all(map(math.isfinite, actual))
+    assert actual == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [sft, packed, dpo, grpo])
 def test_trl_learns_what_it_learns_with_transformers_class(make: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="pip install trl")
-    wanted = losses(make, loaded(None), tmp_path)
-    assert_same_losses(losses(make, loaded("textbook"), tmp_path), wanted)
-    assert any(wanted)
+    expected = losses(make, loaded(None), tmp_path)
+    assert_same_losses(losses(make, loaded("textbook"), tmp_path), expected)
+    assert any(expected)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -151,15 +151,15 @@ def test_qlora_on_quantized_weights(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="pip install trl")
     pytest.importorskip("bitsandbytes", reason="pip install bitsandbytes")
     peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
-    found = []
+    actual = []
     for norm in (None, "textbook"):
         bits = transformers.BitsAndBytesConfig(load_in_4bit=kind == "4bit", load_in_8bit=kind == "8bit")
         model = loaded(norm, quantization_config=bits)
         assert type(model.transformer.h[0].attn.c_attn).__module__.startswith("bitsandbytes")
         torch.manual_seed(0)
         adapter = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj", "c_fc"], task_type="CAUSAL_LM")
-        found.append(losses(sft, model, tmp_path, peft_config=adapter))
-    assert_same_losses(found[1], found[0])
+        actual.append(losses(sft, model, tmp_path, peft_config=adapter))
+    assert_same_losses(actual[1], actual[0])
 
 
 PROGRAM = """
@@ -189,7 +189,7 @@ if accelerator.is_main_process:
 def test_accelerate_launches_two_processes(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="accelerate is of the extra hf")
     (tmp_path / "train.py").write_text(PROGRAM)
-    found = []
+    actual = []
     for norm in ("", "textbook"):
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
         launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -198,6 +198,6 @@ def test_accelerate_launches_two_processes(tmp_path: Path) -> None:
             [*launch, str(tmp_path / "train.py"), DEMO, norm, str(tmp_path / "losses.json")],
             check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
-        found.append(json.loads((tmp_path / "losses.json").read_text()))
-    assert found[0]["processes"] == 2
-    assert_same_losses(found[1]["losses"], found[0]["losses"])
+        actual.append(json.loads((tmp_path / "losses.json").read_text()))
+    assert actual[0]["processes"] == 2
+    assert_same_losses(actual[1]["losses"], actual[0]["losses"])

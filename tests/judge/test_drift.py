@@ -59,11 +59,11 @@ def test_a_block_drifts_from_the_site_on(folder: Path, site: str, drifts: list[i
 def test_the_stream_and_its_noise_as_transformers_gives_them(folder: Path) -> None:
     how = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
     truth = GPT2LMHeadModel.from_pretrained(folder, **how | {"attn_implementation": "eager"}).double()
-    theirs = GPT2LMHeadModel.from_pretrained(folder, **how)
+    hf = GPT2LMHeadModel.from_pretrained(folder, **how)
     ours = minigpt.from_pretrained(folder, dtype="bfloat16", device="cpu")
     minigpt.swap_norms(ours, EVERYWHERE)
     for block in judge(folder, EVERYWHERE, "*", "bfloat16").blocks:
-        true, their = (stream(model, f"transformer.{block.block}") for model in (truth, theirs))
+        true, their = (stream(model, f"transformer.{block.block}") for model in (truth, hf))
         our = stream(ours, block.block)
         print(f"{block.block}: error {block.error:.4g}, noise {block.noise:.4g}")
         assert block.error == pytest.approx(relative(our, true), rel=1e-6)

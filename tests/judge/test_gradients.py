@@ -86,7 +86,7 @@ def test_gradients_are_those_of_transformers(original: minigpt.Original, folder:
         for text in original.prompts:
             ids = torch.tensor([text.ids])
             (F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum") / tokens).backward()
-        gradients.append({name.removeprefix("transformer."): own.grad for name, own in model.named_parameters()})
+        gradients.append({name.removeprefix("transformer."): single.grad for name, single in model.named_parameters()})
     exact, noisy = gradients
     for name, gradient in exact.items():
         torch.testing.assert_close(original.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)

@@ -20,24 +20,24 @@ def test_the_figures_are_those_of_the_inputs() -> None:
         recorder = Recorder(model, model.norm_sites())
         with recorder:
             model(ids)
-    found = look(model, ids)
-    assert [one.site for one in found] == model.norm_sites()
-    for one in found:
+    actual = look(model, ids)
+    assert [one.site for one in actual] == model.norm_sites()
+    for one in actual:
         x = recorder.inputs[one.site]
         deviation = (x.var(-1, correction=0) + 1e-5).sqrt()
         rest, first = deviation[:, 1:], deviation[:, 0]
         share = (x.mean(-1).square() / x.square().mean(-1)).mean()
-        for given, wanted in ((one.deviation, rest.mean()), (one.deviation_spread, rest.std(correction=0)),
+        for supplied, expected in ((one.deviation, rest.mean()), (one.deviation_spread, rest.std(correction=0)),
                               (one.deviation_first, first.mean()), (one.mean_share, share)):  # fmt: skip
-            assert_within(abs(given - wanted.item()), 1e-12 * wanted.item(), wanted.item(), one.site)
+            assert_within(abs(supplied - expected.item()), 1e-12 * expected.item(), expected.item(), one.site)
         energy = (x - x.mean(-1, keepdim=True)).square().sum((0, 1))
         assert {top.channel for top in one.channels} == {0, 1, 2}, "the massive channels"
         assert sum(top.share for top in one.channels) == pytest.approx((energy[:3].sum() / energy.sum()).item())
         norm = model.get_submodule(one.site)
         constant = torch.where(torch.arange(deviation.shape[1]) == 0, first.mean(), rest.mean())[:, None]
         frozen = (x - x.mean(-1, keepdim=True)) / constant * norm.weight + norm.bias
-        wanted = F.layer_norm(x, (48,), norm.weight, norm.bias)
-        lost = (frozen - wanted).square().sum() / (wanted - wanted.mean((0, 1))).square().sum()
+        expected = F.layer_norm(x, (48,), norm.weight, norm.bias)
+        lost = (frozen - expected).square().sum() / (expected - expected.mean((0, 1))).square().sum()
         assert one.unexplained == pytest.approx(lost.item(), rel=1e-9)
     assert not any(norm._forward_pre_hooks for norm in model.norm_modules().values())
 

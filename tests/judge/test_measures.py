@@ -17,13 +17,13 @@ def distance(*pairs: tuple[Tensor, Tensor]) -> Distance:
 
 
 def test_worked_example() -> None:
-    found = distance(
+    actual = distance(
         (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])), (torch.tensor([[1.0], [0.0]]), torch.ones(2, 1))
     )
-    assert found.largest == 1
-    assert found.rms == pytest.approx(math.sqrt(2 / 4))
-    assert found.scale == pytest.approx(math.sqrt((9 + 9 + 1 + 1) / 4))
-    assert found.relative == pytest.approx(math.sqrt(2 / 20))
+    assert actual.largest == 1
+    assert actual.rms == pytest.approx(math.sqrt(2 / 4))
+    assert actual.scale == pytest.approx(math.sqrt((9 + 9 + 1 + 1) / 4))
+    assert actual.relative == pytest.approx(math.sqrt(2 / 20))
 
 
 def test_a_truth_of_zeros() -> None:
@@ -38,8 +38,8 @@ def test_a_nan_is_never_forgotten(place: str, position: int) -> None:
     """Whatever is counted before it or after it."""
     pairs = [(torch.ones(2, 2), torch.full((2, 2), 2.0)) for _ in range(3)]
     pairs[position][place == "truth"][1, 0] = math.nan
-    found = distance(*pairs)
-    assert all(map(math.isnan, (found.largest, found.rms, found.relative)))
+    actual = distance(*pairs)
+    assert all(map(math.isnan, (actual.largest, actual.rms, actual.relative)))
 
 
 def read(*texts: tuple[Tensor, Tensor, Tensor]) -> LogitsMeter:
@@ -57,18 +57,18 @@ def text(seq: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_kl_is_never_negative_and_0_of_the_truth_itself() -> None:
     """Rounding can take the sum below 0, by less than this."""
-    found = read(text(50, 997)).distribution()
-    assert 0 <= found.kl_mean <= found.kl_max < 1e-12
+    actual = read(text(50, 997)).distribution()
+    assert 0 <= actual.kl_mean <= actual.kl_max < 1e-12
 
 
 def test_a_nan_logit_shows_in_every_figure_that_a_verdict_uses() -> None:
     broken, whole = text(4, 13), text(4, 13)
     broken[1][2, 5] = math.nan
     for texts in ((broken, whole), (whole, broken)):
-        found = read(*texts)
+        actual = read(*texts)
         logits, distribution = (
-            against_noise_floor(found.distance, found.without_shift, Distance()),
-            found.distribution(),
+            against_noise_floor(actual.distance, actual.without_shift, Distance()),
+            actual.distribution(),
         )
         figures = (logits.rms_error, logits.max_abs_error, logits.ratio, distribution.kl_max, distribution.kl_mean)
         assert all(map(math.isnan, figures))

@@ -193,14 +193,14 @@ def test_a_norm_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
 @pytest.mark.parametrize("site", ["h.0.ln_2", "h.1.ln_1"])
 def test_a_sabotage_at_one_site_shows_there_and_from_there_on(folder: Path, site: str) -> None:
     report = judge(folder, norm=Louder, sites=site)
-    found = {one.site: one for one in report.norm_sites}
+    actual = {one.site: one for one in report.norm_sites}
     for one in report.norm_sites:
         print(f"{one.site}: own {one.local_error:.2e}, propagated {one.propagated_error:.2e}")
-    assert list(found) == SITES
-    assert [name for name in SITES if found[name].swapped] == [site]
-    assert [name for name in SITES if found[name].local_error > 1e-6] == [site]
-    assert [name for name in SITES if found[name].propagated_error > 1e-5] == SITES[SITES.index(site) :]
-    assert found[site].local_error == pytest.approx(0.03, rel=1e-3)
+    assert list(actual) == SITES
+    assert [name for name in SITES if actual[name].swapped] == [site]
+    assert [name for name in SITES if actual[name].local_error > 1e-6] == [site]
+    assert [name for name in SITES if actual[name].propagated_error > 1e-5] == SITES[SITES.index(site) :]
+    assert actual[site].local_error == pytest.approx(0.03, rel=1e-3)
     assert not report.passed
 
 
@@ -216,10 +216,10 @@ def test_nan_never_passes(small: Path, longest: int) -> None:
 
 def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken(*args: Any) -> Checkpoint:
-        found = read_checkpoint(*args)
+        actual = read_checkpoint(*args)
         one, other = "h.1.ln_1.weight", "h.1.ln_2.weight"
         return dataclasses.replace(
-            found, tensors=found.tensors | {one: found.tensors[other], other: found.tensors[one]}
+            actual, tensors=actual.tensors | {one: actual.tensors[other], other: actual.tensors[one]}
         )
 
     monkeypatch.setattr("minigpt.checkpoint.opened.read_checkpoint", mistaken)
@@ -266,9 +266,9 @@ def apart(ours: list[Tensor], truths: list[Tensor]) -> list[Tensor]:
     return [a.double() - b for a, b in zip(ours, truths, strict=True)]
 
 
-def near(wanted: float) -> Any:
+def near(expected: float) -> Any:
     """Equal but for the last digits of float64, in which two orders of adding may differ."""
-    return pytest.approx(wanted, rel=1e-6)
+    return pytest.approx(expected, rel=1e-6)
 
 
 @torch.no_grad()
@@ -281,18 +281,18 @@ def test_the_figures_of_a_norm_that_is_3_percent_too_large_at_bfloat16(folder: P
     candidate = minigpt.from_pretrained(folder, dtype="bfloat16", device="cpu")
     minigpt.swap_norms(candidate, Louder)
     texts = [torch.tensor([ids + continuation(folder, ids, 4, torch.bfloat16)]) for ids in PROMPTS]
-    ours, theirs = [candidate(text)[0] for text in texts], [reference(text).logits[0] for text in texts]
+    ours, hf = [candidate(text)[0] for text in texts], [reference(text).logits[0] for text in texts]
     true = [truth(text).logits[0] for text in texts]
 
-    error, noise, logits = apart(ours, true), apart(theirs, true), report.logits
+    error, noise, logits = apart(ours, true), apart(hf, true), report.logits
     assert (logits.rms_error, logits.noise_floor_rms) == (near(rms(error)), near(rms(noise)))
     assert logits.max_abs_error == near(max(one.abs().max().item() for one in error))
     assert logits.noise_floor_max == near(max(one.abs().max().item() for one in noise))
     assert (logits.scale, logits.ratio) == (near(rms(true)), near(rms(error) / rms(noise)))
 
     targets = torch.tensor([token for ids in PROMPTS for token in ids[1:]])  # the prompts without their continuations
-    for whose, found in (("reference", true), ("candidate", ours)):
-        predicting = torch.cat([rows[: len(ids) - 1] for rows, ids in zip(found, PROMPTS, strict=True)])
+    for whose, actual in (("reference", true), ("candidate", ours)):
+        predicting = torch.cat([rows[: len(ids) - 1] for rows, ids in zip(actual, PROMPTS, strict=True)])
         perplexity = F.cross_entropy(predicting.double(), targets).exp().item()
         assert report.distribution[f"perplexity_{whose}"] == near(perplexity)
 
@@ -301,15 +301,15 @@ def test_the_figures_of_a_norm_that_is_3_percent_too_large_at_bfloat16(folder: P
         inputs, outputs = ([pair[i] for pair in seen_there] for i in (0, 1))
         ours = [seen(candidate, site.site, text)[1] for text in texts]
         assert site.propagated_error == near(relative([y[0] for y in ours], [y[0] for y in outputs]))
-        given, norm = [x.bfloat16() for x in inputs], truth.get_submodule(f"transformer.{site.site}")
-        exact = [sabotages.exact(norm, x.double()) for x in given]
-        ours = [candidate.get_submodule(site.site)(x) for x in given]
+        supplied, norm = [x.bfloat16() for x in inputs], truth.get_submodule(f"transformer.{site.site}")
+        exact = [sabotages.exact(norm, x.double()) for x in supplied]
+        ours = [candidate.get_submodule(site.site)(x) for x in supplied]
         assert site.local_error == near(relative([y[0] for y in ours], [y[0] for y in exact]))
 
 
 def test_logits_as_they_are_decoded(folder: Path) -> None:
     """Those that ``generate`` chooses from, against transformers' on the whole text in float64."""
-    found = judge(folder, norm="textbook").decoding
+    actual = judge(folder, norm="textbook").decoding
     model = minigpt.from_pretrained(folder, norm="textbook", device="cpu")
     truth = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float64)
     ours, true = [], []
@@ -318,9 +318,9 @@ def test_logits_as_they_are_decoded(folder: Path) -> None:
         ours += [scores[0] for scores in out.scores]
         with torch.no_grad():
             true += list(truth(out.sequences).logits[0, len(ids) - 1 : -1])
-    assert found.rms_error == pytest.approx(rms(apart(ours, true)), rel=0.5)  # others stand beside a row here, or not
-    assert found.scale == near(rms(true))
-    assert found.noise_floor_rms < 2 * found.rms_error
+    assert actual.rms_error == pytest.approx(rms(apart(ours, true)), rel=0.5)  # others stand beside a row here, or not
+    assert actual.scale == near(rms(true))
+    assert actual.noise_floor_rms < 2 * actual.rms_error
 
 
 def test_where_greedy_decoding_parts(folder: Path) -> None:
@@ -330,22 +330,22 @@ def test_where_greedy_decoding_parts(folder: Path) -> None:
     ids, model = PROMPTS[parting.prompt], minigpt.from_pretrained(folder, device="cpu")
     minigpt.swap_norms(model, sabotages.NoShift)
     ours = minigpt.generate(model, torch.tensor([ids]), max_new_tokens=20)[0, len(ids) :].tolist()
-    theirs = continuation(folder, ids, 20)
-    assert ours[: parting.token] == theirs[: parting.token]
-    assert (parting.candidate_id, parting.reference_id) == (ours[parting.token], theirs[parting.token])
+    hf = continuation(folder, ids, 20)
+    assert ours[: parting.token] == hf[: parting.token]
+    assert (parting.candidate_id, parting.reference_id) == (ours[parting.token], hf[parting.token])
     assert parting.candidate_id != parting.reference_id
     truth = GPT2LMHeadModel.from_pretrained(folder).double()
     with torch.no_grad():
-        best = truth(torch.tensor([ids + theirs[: parting.token]])).logits[0, -1].topk(2).values
+        best = truth(torch.tensor([ids + hf[: parting.token]])).logits[0, -1].topk(2).values
     assert parting.margin == near((best[0] - best[1]).item())
     assert report.logits.noise_floor_max <= parting.noise <= 4 * report.logits.noise_floor_max
     assert report.greedy.tokens_compared >= parting.token + 1
 
 
 def test_every_greedy_token_is_compared(folder: Path) -> None:
-    found = judge(folder, norm="textbook", max_new_tokens=11).greedy
-    assert found.first_divergence is None
-    assert found.tokens_compared == sum(len(continuation(folder, ids, 11)) for ids in PROMPTS)
+    actual = judge(folder, norm="textbook", max_new_tokens=11).greedy
+    assert actual.first_divergence is None
+    assert actual.tokens_compared == sum(len(continuation(folder, ids, 11)) for ids in PROMPTS)
 
 
 # Prompts

@@ -26,9 +26,9 @@ def their_logits(folder: Path, input_ids: Tensor, attention: str, dtype: torch.d
 def test_it_is_transformers_own_model_bit_for_bit(folder: Path, attention: str, dtype: torch.dtype) -> None:
     ids = tokens(1, 20)
     logits = Reference(folder, attention=attention, dtype=dtype, device=CPU)(ids)
-    theirs = their_logits(folder, ids, attention, dtype, dtype)
+    hf = their_logits(folder, ids, attention, dtype, dtype)
     assert logits.dtype is dtype
-    assert torch.equal(logits, theirs), largest_difference(logits, theirs)
+    assert torch.equal(logits, hf), largest_difference(logits, hf)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -62,16 +62,16 @@ def test_it_writes_as_transformers_generates(folder: Path, eos: tuple[int, ...])
     """Each prompt up to its end or the context's, with the logits of each token; in batches, padded on the left."""
     prompts = [tokens(1, length, seed=length)[0].tolist() for length in (6, 4, 1, 9, 30, 44, 46, 48, 2, 3, 5, 8)]
     texts, logits = Reference(folder, **FLOAT32).write(prompts, 20, eos)
-    theirs = GPT2LMHeadModel.from_pretrained(folder)
+    hf = GPT2LMHeadModel.from_pretrained(folder)
     for prompt, text, rows in zip(prompts, texts, logits, strict=True):
         ids, room = torch.tensor([prompt]), min(20, 48 - len(prompt))
-        out = ids if not room else theirs.generate(
+        out = ids if not room else hf.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, do_sample=False, pad_token_id=0,
             eos_token_id=list(eos) or [99999],
         )  # fmt: skip
         assert text.ids == out[0].tolist()
         assert (text.prompt, text.written) == (prompt, text.ids[len(prompt) :])
-        whole = theirs(torch.tensor([text.ids])).logits[0, text.before_new]
+        whole = hf(torch.tensor([text.ids])).logits[0, text.before_new]
         torch.testing.assert_close(rows, whole, rtol=1e-4, atol=1e-4)
 
 

@@ -19,11 +19,11 @@ def judge(folder: Path, norm: str = "rms", **how: object) -> minigpt.ParityRepor
 @torch.inference_mode()
 def test_each_step_takes_the_least_harmful_site(folder: Path) -> None:
     """Recomputed with the public interface alone."""
-    ids, found = torch.tensor(PROMPTS), judge(folder).removal
+    ids, actual = torch.tensor(PROMPTS), judge(folder).removal
     original = minigpt.from_pretrained(folder, device="cpu")(ids)[0].double().log_softmax(-1)
-    assert found.loss == pytest.approx(-original[:-1].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
+    assert actual.loss == pytest.approx(-original[:-1].gather(1, ids[0, 1:, None]).mean().item(), rel=1e-6)
     kept: list[str] = []
-    for step in found.steps:
+    for step in actual.steps:
         harm = {}
         for site in set(SITES) - set(kept):
             model = minigpt.from_pretrained(folder, device="cpu")

@@ -99,8 +99,8 @@ def test_a_limit_is_kept_up_to_itself(quantity: str) -> None:
 def test_errors_of_the_logits_are_those_as_decoded_where_they_are_larger(decoded: float) -> None:
     errors = replace(MADE.logits, rms_error=decoded, ratio=3 * decoded, max_abs_error=math.inf)
     worse = replace(MADE, decoding=errors)
-    for quantity, wanted in {"rms": decoded, "ratio": 3 * decoded, "max": math.inf}.items():
-        assert QUANTITIES[quantity](worse) == pytest.approx(wanted, nan_ok=True)
+    for quantity, expected in {"rms": decoded, "ratio": 3 * decoded, "max": math.inf}.items():
+        assert QUANTITIES[quantity](worse) == pytest.approx(expected, nan_ok=True)
     better = replace(MADE, decoding=replace(MADE.logits, rms_error=0.0))
     assert QUANTITIES["rms"](better) == MADE.logits.rms_error
 
@@ -212,23 +212,23 @@ CONTRACT = {
 }  # fmt: skip
 
 
-def fits(value: Any, wanted: Any) -> bool:
+def fits(value: Any, expected: Any) -> bool:
     """Whether a JSON value is what the contract says; a bool is no int, and an int no float."""
-    if isinstance(wanted, tuple):
-        return any(fits(value, one) for one in wanted)
-    if isinstance(wanted, dict):
-        return isinstance(value, dict) and all(key in value and fits(value[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, list):
-        return isinstance(value, list) and len(value) > 0 and all(fits(item, wanted[0]) for item in value)
-    return value is None if wanted is None else type(value) is wanted
+    if isinstance(expected, tuple):
+        return any(fits(value, one) for one in expected)
+    if isinstance(expected, dict):
+        return isinstance(value, dict) and all(key in value and fits(value[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return isinstance(value, list) and len(value) > 0 and all(fits(item, expected[0]) for item in value)
+    return value is None if expected is None else type(value) is expected
 
 
 @pytest.mark.parametrize("norm", ["textbook", Louder])
 def test_the_json_is_the_contracts(tmp_path: Path, norm: Any) -> None:
     report = judge(saved(reference(std=0.3, n_layer=1), tmp_path), norm=norm, max_new_tokens=12)
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    wanted = CONTRACT | ({"reasons": list} if report.passed else {})
-    unfit = [key for key in wanted if not fits(written.get(key), wanted[key])]
+    expected = CONTRACT | ({"reasons": list} if report.passed else {})
+    unfit = [key for key in expected if not fits(written.get(key), expected[key])]
     assert not unfit, {key: written.get(key) for key in unfit}
     assert written == report.to_dict(), "to_dict holds something that JSON does not"
     assert "TF32 off" in written["versions"]["float32_products"]

@@ -71,13 +71,13 @@ def test_the_budget_decides_where_there_is_one() -> None:
 
 
 def test_a_limit_of_perplexity_can_be_searched_by(folder: Path) -> None:
-    found = judge(folder, wrong_at(folder, ["h.1.ln_1"], factor=2.0), bisect=True, budget="perplexity=1e-3").bisect
-    assert found.sites == ["h.1.ln_1"]
+    actual = judge(folder, wrong_at(folder, ["h.1.ln_1"], factor=2.0), bisect=True, budget="perplexity=1e-3").bisect
+    assert actual.sites == ["h.1.ln_1"]
 
 
 def test_where_parity_holds_no_site_is_named(folder: Path) -> None:
-    found = judge(folder, "textbook", bisect=True).bisect
-    assert (found.sites, found.sets, found.verdicts) == ([], [], 1)
+    actual = judge(folder, "textbook", bisect=True).bisect
+    assert (actual.sites, actual.sets, actual.verdicts) == ([], [], 1)
 
 
 def test_where_something_else_breaks_parity_no_norm_is_blamed(folder: Path) -> None:
@@ -121,6 +121,6 @@ def test_a_minimal_failing_set_fails_and_loses_that_with_any_one_site(count: int
     def fails(tried: list[str]) -> bool:
         return any(whole <= set(tried) for whole in culprits)
 
-    found = minimal_failing(sites, fails)
-    assert set(found) in culprits
-    assert not any(fails([site for site in found if site != left_out]) for left_out in found)
+    actual = minimal_failing(sites, fails)
+    assert set(actual) in culprits
+    assert not any(fails([site for site in actual if site != left_out]) for left_out in actual)

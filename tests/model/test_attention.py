@@ -78,6 +78,6 @@ def test_padding_read_column_by_column_leaves_nothing_that_is_not_finite(dtype: 
     model, ids, mask = small_model(dtype=dtype), random_ids(2, 9), left_padding((9, 6), 9)
     cache = model.new_cache(2, 9)
     columns = [model(ids[:, t : t + 1], mask[:, : t + 1], cache=cache) for t in range(9)]
-    given, wanted = torch.cat(columns, dim=1), model(ids, mask)
-    assert given.isfinite().all()
-    assert_close(given[mask.bool()], wanted[mask.bool()], 16 * torch.finfo(dtype).eps, "column by column")
+    supplied, expected = torch.cat(columns, dim=1), model(ids, mask)
+    assert supplied.isfinite().all()
+    assert_close(supplied[mask.bool()], expected[mask.bool()], 16 * torch.finfo(dtype).eps, "column by column")

@@ -54,8 +54,8 @@ def test_bits_of_the_reference_at_every_length(
     reference = reference_model(attention=attention, dtype=dtype, device=device, n_positions=1024)
     ids = random_ids(*shape, device=device)
     with torch.inference_mode():
-        given = same_weights(reference, arithmetic="reference")(ids)
-        assert_same_bits(given, reference(ids).logits, f"{shape} logits")
+        supplied = same_weights(reference, arithmetic="reference")(ids)
+        assert_same_bits(supplied, reference(ids).logits, f"{shape} logits")
 
 
 @every_dtype
@@ -65,9 +65,9 @@ def test_bits_of_the_reference_on_a_left_padded_batch(attention: str, dtype: tor
     mask = left_padding((13, 20, 1), 20, device)
     ids = random_ids(3, 20, device=device)
     with torch.inference_mode():
-        wanted = reference(ids, attention_mask=mask, position_ids=true_positions(mask)).logits
-        given = same_weights(reference, arithmetic="reference")(ids, mask)
-    assert_same_bits(given, wanted, "left-padded logits, padding included")
+        expected = reference(ids, attention_mask=mask, position_ids=true_positions(mask)).logits
+        supplied = same_weights(reference, arithmetic="reference")(ids, mask)
+    assert_same_bits(supplied, expected, "left-padded logits, padding included")
 
 
 @every_dtype
@@ -82,9 +82,9 @@ def test_bits_of_the_reference_in_every_variant(
     ids = random_ids(2, 17, device=device)
     with torch.inference_mode():
         assert_same_bits(model(ids), reference(ids).logits, variant)
-        given, positions = model(ids, mask), true_positions(mask)
-        wanted = reference(ids, attention_mask=mask, position_ids=positions).logits
-        assert_same_bits(given, wanted, f"{variant}, left-padded")
+        supplied, positions = model(ids, mask), true_positions(mask)
+        expected = reference(ids, attention_mask=mask, position_ids=positions).logits
+        assert_same_bits(supplied, expected, f"{variant}, left-padded")
 
 
 @pytest.mark.parametrize("seq", [64, 65])
@@ -108,11 +108,11 @@ def test_bits_of_the_reference_through_both_caches(attention: str, dtype: torch.
     with torch.inference_mode():
         for start, stop in ((0, 9), (9, 10), (10, 11), (11, 15), (15, 20)):
             new = ids[:, start:stop]
-            wanted = reference(
+            expected = reference(
                 new, attention_mask=mask[:, :stop], position_ids=positions[:, start:stop], past_key_values=past
             )
-            past = wanted.past_key_values
-            assert_same_bits(model(new, mask[:, :stop], cache=cache), wanted.logits, f"tokens {start} to {stop}")
+            past = expected.past_key_values
+            assert_same_bits(model(new, mask[:, :stop], cache=cache), expected.logits, f"tokens {start} to {stop}")
 
 
 @every_attention
@@ -131,9 +131,9 @@ def test_bits_of_the_reference_in_training_mode(attention: str, device: torch.de
     model = same_weights(reference, arithmetic="reference").train()
     ids = random_ids(3, 20, device=device)
     torch.manual_seed(1)
-    wanted = reference(ids).logits
+    expected = reference(ids).logits
     torch.manual_seed(1)
-    assert_same_bits(model(ids), wanted, "logits under dropout")
+    assert_same_bits(model(ids), expected, "logits under dropout")
 
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
@@ -144,8 +144,8 @@ def test_bits_of_the_reference_under_autocast(attention: str, narrow: torch.dtyp
     ids, mask = random_ids(3, 20, device=device), left_padding((13, 20, 1), 20, device)
     with torch.inference_mode(), torch.autocast(device.type, dtype=narrow):
         assert_same_bits(model(ids), reference(ids).logits, "logits")
-        wanted = reference(ids, attention_mask=mask, position_ids=true_positions(mask)).logits
-        assert_same_bits(model(ids, mask), wanted, "left-padded logits")
+        expected = reference(ids, attention_mask=mask, position_ids=true_positions(mask)).logits
+        assert_same_bits(model(ids, mask), expected, "left-padded logits")
 
 
 @pytest.mark.parametrize(("norm", "most"), [("fused", 1.1), ("textbook", 2)])
@@ -176,10 +176,10 @@ def test_gradients_of_every_parameter_are_those_of_the_reference(
     coefficients = torch.randn(3, 40, 83, dtype=dtype).to(device)
     (reference(ids).logits * coefficients).sum().backward()
     (model(ids) * coefficients).sum().backward()
-    wanted = {name.removeprefix("transformer."): p.grad for name, p in reference.named_parameters()}
-    given = {name: p.grad for name, p in model.named_parameters()}
-    assert given.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+    expected = {name.removeprefix("transformer."): p.grad for name, p in reference.named_parameters()}
+    supplied = {name: p.grad for name, p in model.named_parameters()}
+    assert supplied.keys() == expected.keys()
+    for name, gradient in expected.items():
         assert rms(gradient) > 0
-        error = rms(given[name].double() - gradient.double()) / rms(gradient)
+        error = rms(supplied[name].double() - gradient.double()) / rms(gradient)
         assert_within(error, bound, rms(gradient), f"{name}, relative")

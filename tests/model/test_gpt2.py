@@ -42,13 +42,13 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_names_and_layouts_are_those_of_a_checkpoint(tied: bool) -> None:
     fields = SMALL | {"n_inner": 100, "tie_word_embeddings": tied}
-    theirs = {
+    hf = {
         name.removeprefix("transformer."): tuple(tensor.shape)
         for name, tensor in GPT2LMHeadModel(TheirConfig(**fields)).state_dict().items()
         if not (tied and name == "lm_head.weight")
     }
     ours = {name: tuple(tensor.shape) for name, tensor in GPT2(GPT2Config(**fields)).state_dict().items()}
-    assert ours == theirs
+    assert ours == hf
     assert ours["h.1.mlp.c_fc.weight"] == (48, 100), "stored (in, out)"
 
 
@@ -95,9 +95,9 @@ def test_the_first_weights_are_those_of_the_paper(tied: bool, std: float) -> Non
         elif ".ln_" in f".{name}":
             assert torch.equal(parameter, torch.ones_like(parameter)), name
         else:
-            wanted = std / math.sqrt(2 * 8) if "c_proj" in name else std
-            spread = wanted / math.sqrt(parameter.numel())  # of the mean that so many draws have
-            assert parameter.std().item() == pytest.approx(wanted, rel=0.03), name
+            expected = std / math.sqrt(2 * 8) if "c_proj" in name else std
+            spread = expected / math.sqrt(parameter.numel())  # of the mean that so many draws have
+            assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
             assert abs(parameter.mean().item()) < 5 * spread, name
 
 
@@ -213,9 +213,9 @@ IDS = torch.tensor([[5, 1, 7]])
 def test_what_a_forward_refuses(how: dict[str, Any], message: str, device: torch.device) -> None:
     """On a GPU an index out of range would end the process's use of it."""
     model = small_model(n_positions=8, device=device)
-    given = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in how.items()}
+    supplied = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in how.items()}
     with pytest.raises(GenerationError, match=message):
-        model(**{"input_ids": IDS.to(device)} | given)
+        model(**{"input_ids": IDS.to(device)} | supplied)
 
 
 @pytest.mark.parametrize(
@@ -232,17 +232,17 @@ def test_what_a_model_is_not_made_of(config: Any, how: dict[str, Any], kind: typ
 
 
 def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
-    theirs: Any = reference()
+    hf: Any = reference()
     prompt, tokenizer = torch.tensor([[1, 2]]), minigpt.Tokenizer.from_pretrained("demo")
     for use in (
-        lambda: minigpt.generate(theirs, prompt, max_new_tokens=2),
-        lambda: minigpt.stream(theirs, tokenizer, "the dog", max_new_tokens=2),
-        lambda: minigpt.generation.complete(theirs, tokenizer, ["the dog"], max_new_tokens=2),
-        lambda: minigpt.swap_norms(theirs, "textbook"),
-        lambda: minigpt.fold_norms(theirs),
-        lambda: minigpt.save_pretrained(theirs, tmp_path / "saved"),
-        lambda: minigpt.load_norms(theirs, "demo"),
-        lambda: minigpt.fit_norms(theirs, prompt),
+        lambda: minigpt.generate(hf, prompt, max_new_tokens=2),
+        lambda: minigpt.stream(hf, tokenizer, "the dog", max_new_tokens=2),
+        lambda: minigpt.generation.complete(hf, tokenizer, ["the dog"], max_new_tokens=2),
+        lambda: minigpt.swap_norms(hf, "textbook"),
+        lambda: minigpt.fold_norms(hf),
+        lambda: minigpt.save_pretrained(hf, tmp_path / "saved"),
+        lambda: minigpt.load_norms(hf, "demo"),
+        lambda: minigpt.fit_norms(hf, prompt),
     ):
         with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2.* got .*transformers.*GPT2LMHeadModel"):
             use()
@@ -256,7 +256,7 @@ def with_bias(head: nn.Linear) -> nn.Module:
 
 
 def with_hook(head: nn.Linear) -> nn.Module:
-    head.register_forward_hook(lambda module, given, y: y * 2)
+    head.register_forward_hook(lambda module, supplied, y: y * 2)
     return head
 
 

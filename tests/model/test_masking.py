@@ -88,8 +88,8 @@ def test_a_row_of_a_padded_batch_is_the_row_alone(model: minigpt.GPT2, mask: Ten
     assert logits.isfinite().all()
     for row in range(len(mask)):
         if mask[row].any():
-            given, wanted = logits[row, mask[row]], row_alone(model, ids[row], mask[row])
-            assert_close(given, wanted, 1e-13, f"row {row} of {mask.int().tolist()}")
+            given, target = logits[row, mask[row]], row_alone(model, ids[row], mask[row])
+            assert_close(given, target, 1e-13, f"row {row} of {mask.int().tolist()}")
 
 
 @torch.no_grad()
@@ -97,8 +97,8 @@ def test_padding_tokens_are_not_seen(model: minigpt.GPT2) -> None:
     device = model.wte.weight.device
     mask = left_padding((5, 9), 9, device).bool()
     ids, others = random_ids(2, 9, device=device), random_ids(2, 9, device=device)
-    given, wanted = model(torch.where(mask, ids, others), mask), model(ids, mask)
-    assert_same_bits(given[mask], wanted[mask], "other ids under the padding")
+    given, target = model(torch.where(mask, ids, others), mask), model(ids, mask)
+    assert_same_bits(given[mask], target[mask], "other ids under the padding")
 
 
 @torch.no_grad()
@@ -162,12 +162,12 @@ def test_padded_rows_are_finite_where_every_score_is_very_low(
 @torch.no_grad()
 def test_texts_that_are_packed_into_one_row_do_not_see_each_other(arithmetic: str, attention: str) -> None:
     """Position ids that begin again, or leave some out, begin another text, as in transformers."""
-    theirs = reference_model(attention=attention)
-    model = same_weights(theirs, arithmetic)
+    hf = reference_model(attention=attention)
+    model = same_weights(hf, arithmetic)
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 7, 8], [3, 4, 5, 6, 7, 8, 9, 0, 1]])
     ids = random_ids(2, 9)
     for row_positions in (places, places[:1], places[1:]):
-        expected = theirs(ids, position_ids=row_positions.expand(2, -1), use_cache=False).logits
+        expected = hf(ids, position_ids=row_positions.expand(2, -1), use_cache=False).logits
         if arithmetic == "reference":
             assert_same_bits(model(ids, position_ids=row_positions), expected, "packed")
         else:

@@ -73,7 +73,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "line", "said"),
+    ("body", "line", "printed"),
     [
         ("x = 1 / 0\n", 6, "ZeroDivisionError: division by zero"),
         ("\nimport package_that_is_not_there\n", 7, "ModuleNotFoundError: No module named 'package_that_is_not_there'"),
@@ -83,10 +83,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ],
     ids=["division", "import", "syntax", "exit", "library"],
 )
-def test_a_file_that_does_not_import(body: str, line: int, said: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_import(body: str, line: int, printed: str, tmp_path: Path) -> None:
     file, modules = file_with(tmp_path, body), set(sys.modules)
     message = refused(f"{file}:Mine")
-    assert message.startswith(f"{file} does not import: {said}")
+    assert message.startswith(f"{file} does not import: {printed}")
     assert message.endswith(f"({file}, line {line})")
     assert not [name for name in sys.modules.keys() - modules if name.startswith("norm_of_mine")]
     file_with(tmp_path, MINE)

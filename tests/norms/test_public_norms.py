@@ -132,18 +132,18 @@ def test_what_becomes_of_it(cls: type[nn.Module]) -> None:
     swap_norms(model, cls)
     assert all(after is before[name] for name, after in model.named_parameters() if name in before)
     lacking = [what for what, name in (("scale", outcome.scale), ("shift", outcome.shift)) if name is None]
-    said = [note for note in norms.notes(model.ln_f) if " has no " in note]
-    assert len(said) == bool(lacking)
-    assert all(f"the model's {what} is kept beside it" in said[0] for what in lacking)
+    message = [note for note in norms.notes(model.ln_f) if " has no " in note]
+    assert len(message) == bool(lacking)
+    assert all(f"the model's {what} is kept beside it" in message[0] for what in lacking)
     own = {name.removeprefix("ln_f.norm.").removeprefix("ln_f.") for name in model.state_dict().keys() - before.keys()
            if name.startswith("ln_f.") and name in dict(model.named_parameters())}  # fmt: skip
     assert own == set(outcome.own)
 
     norm, x = model.ln_f, torch.randn(2, 5, model.config.n_embd)
     alone: Any = norm.norm if hasattr(norm, "multiplies") else norm
-    found, y = norm(x), alone(x)  # the model's scale and shift are lent to it
+    actual, y = norm(x), alone(x)  # the model's scale and shift are lent to it
     y = y if outcome.scale else y * norm.weight
-    assert_same_bits(found, y if outcome.shift else y + norm.bias, "the norm")
+    assert_same_bits(actual, y if outcome.shift else y + norm.bias, "the norm")
     for name, role in ((outcome.scale, norm.weight), (outcome.shift, norm.bias)):
         if name:
             holder, _, last = name.rpartition(".")
@@ -164,7 +164,7 @@ def test_the_model_s_scale_counts_once(cls: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "said"),
+    ("norm", "message"),
     [
         (nn.BatchNorm1d, r"^BatchNorm1d raised .* on an input of \(1, 2, 48\) in float32; to write it for this model,"),
         (nn.GroupNorm, r"GroupNorm\(48, eps=.*\) raised TypeError: .* missing 1 required positional argument"),
@@ -172,10 +172,10 @@ def test_the_model_s_scale_counts_once(cls: type[nn.Module]) -> None:
     ],
     ids=["batch norm", "groups", "another shape"],
 )
-def test_only_what_cannot_run_is_refused(norm: Any, said: str) -> None:
+def test_only_what_cannot_run_is_refused(norm: Any, message: str) -> None:
     model = small_model()
     before = model.norm_modules()
-    with pytest.raises(NormError, match=said):
+    with pytest.raises(NormError, match=message):
         swap_norms(model, norm)
     assert model.norm_modules() == before
 
@@ -253,11 +253,11 @@ def test_hf_reads_what_we_save_and_we_what_it_saves(tmp_path: Path) -> None:
     ids = torch.randint(model.config.vocab_size, (1, 9), generator=torch.Generator().manual_seed(0))
     trained(model, ids)
     minigpt.save_pretrained(model.eval(), tmp_path / "ours")
-    theirs = hf(tmp_path / "ours").eval()
-    theirs.save_pretrained(tmp_path / "theirs")
+    hf_result = hf(tmp_path / "ours").eval()
+    hf_result.save_pretrained(tmp_path / "theirs")
     again = minigpt.from_pretrained(tmp_path / "theirs", device="cpu")
     with torch.no_grad():
-        assert_close(theirs(ids).logits, model(ids), 1e-6, "in transformers")
+        assert_close(hf_result(ids).logits, model(ids), 1e-6, "in transformers")
         assert_same_bits(again(ids), model(ids), "and back")
 
 

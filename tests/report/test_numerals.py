@@ -11,23 +11,23 @@ from minigpt.report.numerals import brief, percent
 
 
 def test_shares_grow_and_stay_below_the_whole() -> None:
-    said: list[tuple[str, float]] = []
-    begin = Steps(lambda *step: said.append(step), total=2)
+    message: list[tuple[str, float]] = []
+    begin = Steps(lambda *step: message.append(step), total=2)
     for step in "abcd":  # more than were expected
         begin(step)
-    assert said == [("a", 0.0), ("b", 0.5), ("c", 2 / 3), ("d", 3 / 4)]
+    assert message == [("a", 0.0), ("b", 0.5), ("c", 2 / 3), ("d", 3 / 4)]
 
 
 def test_the_share_of_a_judgement_grows_with_each_step(tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
     tiny_bpe(300).save(str(place / "tokenizer.json"))
     (tmp_path / "text").write_text("the dog saw the house. " * 9, encoding="utf-8")
-    said: list[tuple[str, float]] = []
+    message: list[tuple[str, float]] = []
     minigpt.parity(
         place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu",
-        sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: said.append(step),
+        sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: message.append(step),
     )  # fmt: skip
-    shares = [share for _, share in said]
+    shares = [share for _, share in message]
     assert shares[:4] == pytest.approx([0.6 * i / 4 for i in range(4)])
     assert shares == sorted(set(shares))
     assert 0.6 == shares[4] < shares[-1] < 1

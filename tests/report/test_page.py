@@ -114,7 +114,7 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 def assert_all_shown(page: str, *reports: Report) -> None:
     """The page has every number of the reports, and no other, rounded to the digits that it shows."""
     every = [pair for report in reports for pair in numbers(report)]
-    wanted = {x for path, x in every if x and not path.startswith(NOT_FIGURES)}
+    expected = {x for path, x in every if x and not path.startswith(NOT_FIGURES)}
     shown = set()
     for value, text in re.findall('<data value="(.*?)">(.*?)</data>', page):
         values = [float(part) for part in value.split()]
@@ -123,7 +123,7 @@ def assert_all_shown(page: str, *reports: Report) -> None:
         else:
             assert text in {uncertain(*values), uncertain(*values, percent)}
         shown.update(values)
-    assert wanted <= shown, f"not shown: {wanted - shown}"
+    assert expected <= shown, f"not shown: {expected - shown}"
     assert shown <= {x for _, x in every}, f"not of the report: {shown - {x for _, x in every}}"
 
 
@@ -219,8 +219,8 @@ def test_the_text_shows_line_breaks_and_where_it_is_continued() -> None:
 @pytest.mark.parametrize("part", OPTIONAL)
 def test_what_was_not_measured_leaves_its_section_out(part: str) -> None:
     whole = with_budget(sample_report(2, passing=False))
-    found = Parsed(report_page(whole | {part: None})).sections
-    assert Parsed(report_page(whole)).sections - found == {{"text": "first-off"}.get(part, part)}
+    actual = Parsed(report_page(whole | {part: None})).sections
+    assert Parsed(report_page(whole)).sections - actual == {{"text": "first-off"}.get(part, part)}
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 1e150, 5e-324])

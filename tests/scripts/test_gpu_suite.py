@@ -33,9 +33,9 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
     reason = norms.available()["triton"].reason if interpreting() else "runs compiled here, and not on the CPU"
     if reason:
         pytest.skip(f"the triton norm {reason}")
-    status, found = run(suite, tmp_path)
-    assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(suite.PARTS)
-    rows = found["parity"]["rows"]
+    status, actual = run(suite, tmp_path)
+    assert {name: how["error"] for name, how in actual["parts"].items()} == dict.fromkeys(suite.PARTS)
+    rows = actual["parity"]["rows"]
     swapped = {row["norm"] for row in rows}
     assert swapped == {"fused", "textbook", "triton"}
     assert {row["case"] for row in rows} == {"single", "left-padded", "cached", "gradients"}
@@ -43,9 +43,9 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
     assert all(row["bitwise"] for row in rows if row["norm"] == "fused")
     assert not all(row["bitwise"] for row in rows if row["norm"] == "textbook"), "nothing was swapped"
     assert all(row["ratio"] <= 2 for row in rows)
-    assert {row["attention"] for row in found["parity"]["unable"]} >= {"sdpa cudnn"}
+    assert {row["attention"] for row in actual["parity"]["unable"]} >= {"sdpa cudnn"}
 
-    assert {row["norm"] for row in found["norms"]["rows"]} == {"fused", "triton"}
+    assert {row["norm"] for row in actual["norms"]["rows"]} == {"fused", "triton"}
 
     assert status == 0
 
@@ -63,22 +63,22 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(
         results["done"] = True
 
     monkeypatch.setattr(suite, "PARTS", {"parity": fine, "norms": fine, "extra": broken})
-    status, found = run(suite, tmp_path, part=["extra", "norms"])
+    status, actual = run(suite, tmp_path, part=["extra", "norms"])
     assert status == 1
-    assert found["norms"] == {"done": True}
-    assert found["extra"]["rows"][0]["value"] == "nan"
-    assert found["parts"]["extra"]["error"] == "ZeroDivisionError: so it was written"
+    assert actual["norms"] == {"done": True}
+    assert actual["extra"]["rows"][0]["value"] == "nan"
+    assert actual["parts"]["extra"]["error"] == "ZeroDivisionError: so it was written"
 
 
 def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) -> None:
     errors = sys.modules["gpu.parity"].errors
     truth = torch.randn(50, dtype=torch.float64)
-    theirs = truth + 1e-6
-    assert errors("textbook", [truth - 1.9e-6], [theirs], [truth])["passed"]
-    assert not errors("textbook", [truth - 2.1e-6], [theirs], [truth])["passed"]
-    assert not errors("textbook", [truth * torch.nan], [theirs], [truth])["passed"]
-    assert errors("fused", [theirs.clone()], [theirs], [truth])["passed"]
-    assert not errors("fused", [theirs + 1e-12], [theirs], [truth])["passed"]
+    hf = truth + 1e-6
+    assert errors("textbook", [truth - 1.9e-6], [hf], [truth])["passed"]
+    assert not errors("textbook", [truth - 2.1e-6], [hf], [truth])["passed"]
+    assert not errors("textbook", [truth * torch.nan], [hf], [truth])["passed"]
+    assert errors("fused", [hf.clone()], [hf], [truth])["passed"]
+    assert not errors("fused", [hf + 1e-12], [hf], [truth])["passed"]
     rows = [
         {"model": "gpt2", "case": "single", "dtype": "float32", "ratio": 1.0, "passed": held} for held in (True, False)
     ]
@@ -89,6 +89,6 @@ def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_the_quick_suite_holds_on_cuda(suite: ModuleType, tmp_path: Path) -> None:
-    status, found = run(suite, tmp_path, device="cuda", part=["parity", "norms"])
-    assert {name: how["error"] for name, how in found["parts"].items()} == dict.fromkeys(found["parts"])
+    status, actual = run(suite, tmp_path, device="cuda", part=["parity", "norms"])
+    assert {name: how["error"] for name, how in actual["parts"].items()} == dict.fromkeys(actual["parts"])
     assert status == 0

@@ -46,8 +46,8 @@ def test_generate_writes_what_python_writes(folder: Path) -> None:
     model, tokenizer = minigpt.from_pretrained(folder), minigpt.Tokenizer.from_pretrained(folder)
     settings: dict[str, Any] = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)
     expected = "".join(minigpt.stream(model, tokenizer, "the dog", **settings))
-    found = run("generate.py", "the dog", "--model", folder, "--max-new-tokens", 10, "--seed", 3)
-    assert found == (0, f"the dog{expected}\n", "")
+    actual = run("generate.py", "the dog", "--model", folder, "--max-new-tokens", 10, "--seed", 3)
+    assert actual == (0, f"the dog{expected}\n", "")
 
 
 def test_a_norm_of_ones_own_changes_next_to_nothing(folder: Path) -> None:

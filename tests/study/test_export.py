@@ -19,11 +19,11 @@ def test_transformers_loads_frozen_norms(tmp_path, caplog):
     save_frozen(model, tmp_path)
     assert not [record for record in caplog.records if record.name == "minigpt"]
 
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     again = minigpt.from_pretrained(tmp_path, device="cpu")
     with torch.no_grad():
-        plain, ours, loaded = theirs(ids).logits, model(ids), again(ids)
-        truth = theirs.double()(ids).logits
+        plain, ours, loaded = hf(ids).logits, model(ids), again(ids)
+        truth = hf.double()(ids).logits
     floor = (plain - truth).square().mean().sqrt()
     for logits in (ours, loaded):
         assert (logits - truth).square().mean().sqrt() <= 2 * floor

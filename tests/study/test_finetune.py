@@ -117,7 +117,9 @@ def test_norms_are_fitted_at_their_step_in_the_optimizer_s_parameters() -> None:
         minigpt.swap_norms(plain, "dyt", sites)
         minigpt.fit_norms(plain, ids, sites)
         assert torch.allclose(as_minigpt(model, ours)(ids), plain(ids), atol=1e-3)
-    assert {name: id(own) for name, own in model.named_parameters()} == {name: id(own) for name, own in held.items()}
+    assert {name: id(single) for name, single in model.named_parameters()} == {
+        name: id(single) for name, single in held.items()
+    }
     fresh = as_transformers(DEMO.open()[0], recipe).transformer
     resumed = NormSchedule(fresh, "dyt", parse_schedule("*@0", fresh.norm_sites()), rows=ids)
     resumed.before_step(2, fits=False)
@@ -133,7 +135,7 @@ def test_distilling_trains_towards_the_original_and_norms_alone_if_asked(place: 
         result = finetune(Recipe(norm="dyt", fit="text.txt", device="cpu"), training, place / train)
         losses[train] = [loss for _, loss in result.losses]
         original = DEMO.open()[0]
-        kept = {name for name, own in original.named_parameters() if own.equal(result.model.get_parameter(name))}
+        kept = {name for name, single in original.named_parameters() if single.equal(result.model.get_parameter(name))}
         others = {name for name, _ in original.named_parameters() if "ln_" not in name}
         assert kept == (others if train == "norms" else set())
     assert all(curve[-1] < 0.9 * curve[0] for curve in losses.values())

@@ -19,11 +19,11 @@ SHAPES = [{}, {"tie_word_embeddings": False}, {"n_layer": 1}, {"n_embd": 4, "n_h
 @torch.no_grad()
 def test_in_float64_the_logits_stay_and_rms_gives_them_too(fields: dict[str, object]) -> None:
     model, ids = small_model(dtype=torch.float64, **fields), random_ids(3, 20)
-    wanted = model(ids)
+    expected = model(ids)
     assert center_writers(model) is model
-    assert_within((model(ids) - wanted).abs().max().item(), 1e-11, wanted.abs().max().item(), "centred")
+    assert_within((model(ids) - expected).abs().max().item(), 1e-11, expected.abs().max().item(), "centred")
     swap_norms(model, "rms")
-    assert_within((model(ids) - wanted).abs().max().item(), 1e-11, wanted.abs().max().item(), "with RMSNorm")
+    assert_within((model(ids) - expected).abs().max().item(), 1e-11, expected.abs().max().item(), "with RMSNorm")
     x = model.embed(ids, None, None, None)[0]
     for block in model.h:
         x = block(x)
@@ -34,36 +34,36 @@ def test_in_float64_the_logits_stay_and_rms_gives_them_too(fields: dict[str, obj
 def test_parity_passes_at_the_noise_floor(fields: dict[str, object], tmp_path: Path) -> None:
     place = saved(reference_model(**fields), tmp_path)
     prompts = random_ids(4, 24).tolist()
-    found = [
+    actual = [
         minigpt.parity(place, norm="rms", center=center, prompts=prompts, max_new_tokens=8, device="cpu")
         for center in (False, True)
     ]
-    assert [report.passed for report in found] == [False, True]
-    assert_within(found[1].logits.ratio, 2, 1, "ratio to the noise floor")
-    assert any("centred first" in note for note in found[1].notes)
+    assert [report.passed for report in actual] == [False, True]
+    assert_within(actual[1].logits.ratio, 2, 1, "ratio to the noise floor")
+    assert any("centred first" in note for note in actual[1].notes)
 
 
 @torch.no_grad()
 def test_transformers_reads_what_is_saved(tmp_path: Path) -> None:
     model, ids = minigpt.from_pretrained("demo", device="cpu"), random_ids(2, 40)
-    wanted = minigpt.from_pretrained("demo", device="cpu", dtype="float64")(ids)
+    expected = minigpt.from_pretrained("demo", device="cpu", dtype="float64")(ids)
     minigpt.save_pretrained(center_writers(model), tmp_path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(theirs).__name__ == "GPT2LMHeadModel"
-    assert_close(theirs(ids).logits.double(), wanted, 1e-5, "in transformers")
+    hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(hf).__name__ == "GPT2LMHeadModel"
+    assert_close(hf(ids).logits.double(), expected, 1e-5, "in transformers")
     again = minigpt.from_pretrained(tmp_path, device="cpu", arithmetic="reference")
-    assert_same_bits(again(ids), theirs(ids).logits, "read again")
+    assert_same_bits(again(ids), hf(ids).logits, "read again")
     swap_norms(again, "rms")
-    assert_close(again(ids).double(), wanted, 1e-5, "with RMSNorm")
+    assert_close(again(ids).double(), expected, 1e-5, "with RMSNorm")
 
 
 def test_what_cannot_be_centred_is_said_and_nothing_changes() -> None:
     for norm in ("rms", "dyt"):
         model = small_model(norm)
-        before = {name: own.clone() for name, own in model.state_dict().items()}
+        before = {name: single.clone() for name, single in model.state_dict().items()}
         with pytest.raises(NormError, match=r"h\.0\.ln_1 \(.*\) must subtract the mean of its rows"):
             center_writers(model)
-        assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
+        assert all(torch.equal(single, before[name]) for name, single in model.state_dict().items())
     model = small_model()
     model.h[1].mlp.c_proj = nn.Linear(192, 48)
     with pytest.raises(NormError, match=r"h\.1\.mlp\.c_proj must be a Conv1D, got a Linear"):
@@ -79,8 +79,8 @@ def test_convert_centres_before_it_swaps(tmp_path: Path) -> None:
     convert(minigpt.Recipe(norm="rms", center=True), tmp_path / "rms")
     ids = random_ids(2, 30)
     with torch.no_grad():
-        wanted = minigpt.from_pretrained("demo", device="cpu")(ids)
+        expected = minigpt.from_pretrained("demo", device="cpu")(ids)
         for folder in ("plain", "rms"):
             model = minigpt.from_pretrained(tmp_path / folder, device="cpu")
-            assert_close(model(ids), wanted, 1e-5, folder)
+            assert_close(model(ids), expected, 1e-5, folder)
     assert type(model.ln_f).__name__ == "RMSNorm"

@@ -42,25 +42,27 @@ def ids() -> Tensor:
 @pytest.mark.parametrize("norm", EXACT)
 def test_a_layer_norm_keeps_its_parameters(norm: str, ids: Tensor) -> None:
     model = small_model(norm)
-    before, wanted = dict(model.named_parameters()), model(ids)
-    assert all(found == (1, 1) or min(found) > 1 - 1e-9 for found in fit_norms(model, ids).values())
-    assert {name: id(own) for name, own in model.named_parameters()} == {name: id(own) for name, own in before.items()}
-    assert_same_bits(model(ids), wanted, "logits")
+    before, expected = dict(model.named_parameters()), model(ids)
+    assert all(actual == (1, 1) or min(actual) > 1 - 1e-9 for actual in fit_norms(model, ids).values())
+    assert {name: id(single) for name, single in model.named_parameters()} == {
+        name: id(single) for name, single in before.items()
+    }
+    assert_same_bits(model(ids), expected, "logits")
 
 
 @pytest.mark.parametrize("norm", ["dyt", "derf", "rms", "std_eps", "frozen", nn.RMSNorm])
 def test_every_site_explains_more_and_swapping_back_restores_the_bits(norm: str, ids: Tensor) -> None:
     model = small_model()
-    wanted, before = model(ids).detach(), dict(model.named_parameters())
+    expected, before = model(ids).detach(), dict(model.named_parameters())
     swap_norms(model, norm)
-    found = fit_norms(model, ids)
-    assert list(found) == model.norm_sites()
-    print(found)
-    assert all(one.before <= one.after <= 1 for one in found.values())
-    assert all(model.get_submodule(site).weight is not before[f"{site}.weight"] for site in found)
+    actual = fit_norms(model, ids)
+    assert list(actual) == model.norm_sites()
+    print(actual)
+    assert all(one.before <= one.after <= 1 for one in actual.values())
+    assert all(model.get_submodule(site).weight is not before[f"{site}.weight"] for site in actual)
     model.double().float()  # as a move to another device does, this replaces what the norms hold
     swap_norms(model, "fused")
-    assert_same_bits(model(ids).detach(), wanted, "after swapping back")
+    assert_same_bits(model(ids).detach(), expected, "after swapping back")
     assert dict(model.named_parameters()).keys() == before.keys()
 
 
@@ -69,13 +71,13 @@ def test_scale_and_shift_are_the_least_squares(ids: Tensor) -> None:
     """By the normal equations of each channel, at the first site, where both models see the same input."""
     model = small_model(dtype=torch.float64)
     x = model.wte(ids) + model.wpe(torch.arange(32))
-    wanted = model.h[0].ln_1(x).flatten(0, 1)
+    expected = model.h[0].ln_1(x).flatten(0, 1)
     swap_norms(model, "rms")
     fit_norms(model, ids, "h.0.ln_1")
     bare = (x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(0, 1)
     for channel in range(48):
         rows = torch.stack([bare[:, channel], torch.ones(256, dtype=torch.float64)], dim=1)
-        scale, shift = torch.linalg.lstsq(rows, wanted[:, channel]).solution
+        scale, shift = torch.linalg.lstsq(rows, expected[:, channel]).solution
         assert_within(abs(model.h[0].ln_1.weight[channel] - scale).item(), 1e-10, 1.0, "scale")
         assert_within(abs(model.h[0].ln_1.bias[channel] - shift).item(), 1e-10, 1.0, "shift")
 
@@ -90,10 +92,10 @@ def test_alpha_is_found_from_far_away(alpha: float, ids: Tensor) -> None:
     best = model.h[0].ln_1.alpha.item()
     x = (model.wte(ids) + model.wpe(torch.arange(32))).detach()
     swap_norms(model, "fused", "h.0.ln_1")
-    wanted = model.h[0].ln_1(x).detach().flatten(0, 1)
+    expected = model.h[0].ln_1(x).detach().flatten(0, 1)
     for factor in torch.logspace(-1, 1, 21).tolist():
         u = torch.tanh(best * factor * x).flatten(0, 1)
-        du, dy = u - u.mean(0), wanted - wanted.mean(0)
+        du, dy = u - u.mean(0), expected - expected.mean(0)
         explained = ((du * dy).sum(0).square() / du.square().sum(0)).sum() / dy.square().sum()
         assert explained.item() <= after + 1e-6
 
@@ -104,15 +106,15 @@ def test_frozen_norms_are_fitted_again_as_at_first(ids: Tensor) -> None:
     fit_norms(model, ids)
     fresh = small_model("frozen")
     fit_norms(fresh, ids)
-    for name, own in model.state_dict().items():
-        assert_close(own.nan_to_num(), fresh.state_dict()[name].nan_to_num(), 1e-5, name)
+    for name, single in model.state_dict().items():
+        assert_close(single.nan_to_num(), fresh.state_dict()[name].nan_to_num(), 1e-5, name)
 
 
 def test_only_the_chosen_sites_are_fitted(ids: Tensor) -> None:
     model = small_model("dyt")
-    before = {name: own.detach().clone() for name, own in model.named_parameters()}
+    before = {name: single.detach().clone() for name, single in model.named_parameters()}
     assert list(fit_norms(model, ids, ["ln_f", "h.1.*"])) == ["h.1.ln_1", "h.1.ln_2", "ln_f"]
-    changed = {name for name, own in model.named_parameters() if not torch.equal(own, before[name])}
+    changed = {name for name, single in model.named_parameters() if not torch.equal(single, before[name])}
     assert {name.rpartition(".")[0] for name in changed} == {"h.1.ln_1", "h.1.ln_2", "ln_f"}
 
 
@@ -143,8 +145,8 @@ class Plain(nn.Module):
 @torch.no_grad()
 def test_a_class_without_parameters_keeps_and_fits_scale_and_shift_beside_it(ids: Tensor) -> None:
     model = small_model(Plain)
-    found = fit_norms(model, ids)
-    assert all(one.after > one.before for one in found.values())
+    actual = fit_norms(model, ids)
+    assert all(one.after > one.before for one in actual.values())
     swap_norms(model, Plain, keep=())
     with pytest.raises(NormError, match=r"h\.0\.ln_1 \(Plain\) has no Parameters to fit; keep its scale and shift"):
         fit_norms(model, ids)
@@ -155,8 +157,8 @@ def test_a_user_s_class_is_fitted_saved_and_read(tmp_path: Path, ids: Tensor) ->
     (tmp_path / "odd.py").write_text(USERS_OWN)
     norm = f"{tmp_path / 'odd.py'}:Odd"
     model = minigpt.from_pretrained("demo", norm=norm, device="cpu")
-    found = fit_norms(model, ids)
-    assert all(one.after > max(one.before, 0.99) for one in found.values()), "at power 1/2 and gate 1 it is LayerNorm"
+    actual = fit_norms(model, ids)
+    assert all(one.after > max(one.before, 0.99) for one in actual.values()), "at power 1/2 and gate 1 it is LayerNorm"
     minigpt.save_pretrained(model, tmp_path / "saved")
     again = minigpt.from_pretrained(tmp_path / "saved", norm=norm, device="cpu")
     assert_same_bits(again(ids), model(ids), "read again")
@@ -172,9 +174,9 @@ def test_a_user_s_class_is_fitted_saved_and_read(tmp_path: Path, ids: Tensor) ->
 def test_folding_and_copying_keep_what_was_fitted(ids: Tensor) -> None:
     model = small_model("dyt", dtype=torch.float64)
     fit_norms(model, ids)
-    wanted = model(ids)
+    expected = model(ids)
     minigpt.fold_norms(model)
-    assert_close(model(ids), wanted, 1e-12, "folded")
+    assert_close(model(ids), expected, 1e-12, "folded")
     swap_norms(model, "dyt")  # a folded model goes on with its folded scale, not with the checkpoint's
     assert_close(model.h[0].ln_1.weight, torch.ones(48).double(), 0, "scale")
 
@@ -190,7 +192,7 @@ class OfTheBatch(nn.Module):
 
 def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path: Path) -> None:
     model = small_model("dyt")
-    before = {name: own.clone() for name, own in model.state_dict().items()}
+    before = {name: single.clone() for name, single in model.state_dict().items()}
     with pytest.raises(NormError, match=r"must have at least 64 tokens to fit norms on, .* got \(1, 63\)"):
         fit_norms(model, ids.view(1, -1)[:, :63])
     with pytest.raises(NormError, match=r"no norm site matches 'h\.7'"):
@@ -203,8 +205,8 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
     with pytest.raises(NormError, match=r"ln_f \(OfTheBatch\) cannot be fitted: its output depends on the batch"):
         fit_norms(model, ids)
     swap_norms(model, "fused", "ln_f")
-    for name, own in model.state_dict(keep_vars=True).items():
-        assert torch.equal(own, before[name]), name
+    for name, single in model.state_dict(keep_vars=True).items():
+        assert torch.equal(single, before[name]), name
     (tmp_path / "short").write_text("Once upon a time.")
     demo = minigpt.from_pretrained("demo", norm="dyt", device="cpu")
     with pytest.raises(NormError, match=r"short must have at least 64 tokens, got \d"):

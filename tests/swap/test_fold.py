@@ -53,9 +53,9 @@ class OnePlus(LayerNorm):
 def test_logits_are_unchanged(tied: bool, device: torch.device) -> None:
     model = small_model(dtype=torch.float64, device=device, tie_word_embeddings=tied)
     ids = random_ids(3, 40, device=device)
-    wanted = model(ids)
+    expected = model(ids)
     assert fold_norms(model) is model
-    assert_close(model(ids), wanted, EXACT, "logits")
+    assert_close(model(ids), expected, EXACT, "logits")
 
 
 @tied_or_not
@@ -80,9 +80,9 @@ def test_whatever_the_norm_is(norm: str | type) -> None:
     swap_norms(model, norm)
     if norm == "frozen":
         fit_norms(model, ids)
-    wanted = model(ids)
+    expected = model(ids)
     fold_norms(model)
-    assert_close(model(ids), wanted, EXACT, "logits")
+    assert_close(model(ids), expected, EXACT, "logits")
     bare = model.ln_f.weight, model.ln_f.bias
     swap_norms(model, "fused")
     assert (model.ln_f.weight, model.ln_f.bias) == bare
@@ -95,18 +95,18 @@ def test_in_other_dtypes_it_is_off_by_no_more_than_rounding(dtype: torch.dtype, 
     """Against float64 on the weights before folding: the products are rounded once more, by at most half a unit."""
     reference = reference_model(dtype=dtype, tie_word_embeddings=tied)
     ids = random_ids(4, 60)
-    wanted, model = in_float64(reference)(ids).logits, same_weights(reference)
-    before = rms(model(ids).double() - wanted)
-    after = rms(fold_norms(model)(ids).double() - wanted)
-    assert_within(after, 2 * before, rms(wanted), f"RMS error, {before:.3g} before")
+    expected, model = in_float64(reference)(ids).logits, same_weights(reference)
+    before = rms(model(ids).double() - expected)
+    after = rms(fold_norms(model)(ids).double() - expected)
+    assert_within(after, 2 * before, rms(expected), f"RMS error, {before:.3g} before")
 
 
 @torch.no_grad()
 def test_folded_again_it_stays_as_it_is() -> None:
     model, ids = fold_norms(small_model()), random_ids(2, 9)
-    wanted, weights = model(ids), copy.deepcopy(model.state_dict())
+    expected, weights = model(ids), copy.deepcopy(model.state_dict())
     fold_norms(model)
-    assert_same_bits(model(ids), wanted, "logits")
+    assert_same_bits(model(ids), expected, "logits")
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
@@ -117,9 +117,9 @@ def test_dimensions_without_a_scale() -> None:
     for norm in model.norm_modules().values():
         norm.weight[3], norm.weight[5], norm.weight[7] = 0, 0, 1e-320
         norm.bias[5] = 0
-    wanted, shift = model(ids), model.ln_f.bias[3].item()
+    expected, shift = model(ids), model.ln_f.bias[3].item()
     fold_norms(model)
-    assert_close(model(ids), wanted, EXACT, "logits")
+    assert_close(model(ids), expected, EXACT, "logits")
     assert model.ln_f.weight[[3, 5]].tolist() == [0, 0]
     assert model.ln_f.weight[7] == 1e-320
     assert model.ln_f.bias[[3, 5]].tolist() == [shift, 0]
@@ -146,10 +146,10 @@ def test_saved_it_is_a_gpt2_to_transformers_too(tied: bool, tmp_path: Path) -> N
     from transformers import AutoModelForCausalLM
 
     model, ids = small_model(dtype=torch.float64, tie_word_embeddings=tied), random_ids(2, 30)
-    wanted = model(ids)
+    expected = model(ids)
     save_pretrained(fold_norms(model), tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    assert_close(theirs(ids).logits, wanted, EXACT, "transformers' logits")
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert_close(hf(ids).logits, expected, EXACT, "transformers' logits")
     assert_same_bits(from_pretrained(tmp_path, device="cpu")(ids), model(ids), "loaded again")
 
 
@@ -161,10 +161,10 @@ def test_saved_it_is_a_gpt2_to_transformers_too(tied: bool, tmp_path: Path) -> N
 def test_a_norm_that_does_not_scale_by_its_weight(site: str) -> None:
     model, ids = small_model(), random_ids(2, 9)
     swap_norms(model, OnePlus, site)
-    wanted = model(ids)
+    expected = model(ids)
     with pytest.raises(NormError, match=rf"^{site} \(OnePlus\) must scale by its weight and shift by its bias"):
         fold_norms(model)
-    assert_same_bits(model(ids), wanted, "the model")
+    assert_same_bits(model(ids), expected, "the model")
     assert model.config.tie_word_embeddings
 
 

@@ -56,7 +56,7 @@ def kinds(model: GPT2) -> dict[str, type[nn.Module]]:
 
 
 def swapped(model: GPT2, kind: type[nn.Module]) -> list[str]:
-    return [site for site, found in kinds(model).items() if found is kind]
+    return [site for site, actual in kinds(model).items() if actual is kind]
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def test_a_pattern_that_matches_nothing_lists_the_sites(model: GPT2, pattern: st
 @pytest.mark.parametrize("kind", [LayerNorm, nn.LayerNorm])
 def test_one_module_for_several_sites_leaves_the_model_as_it_was(model: GPT2, kind: type[nn.Module]) -> None:
     one, ids = kind(model.config.n_embd), random_ids(2, 9)
-    wanted = model(ids)
+    expected = model(ids)
     with pytest.raises(NormError, match="norm returns one module for several sites; it must make"):
         swap_norms(model, lambda *_, **__: one)
-    assert_same_bits(model(ids), wanted, "the model")
+    assert_same_bits(model(ids), expected, "the model")
     swap_norms(model, lambda *_, **__: one, "ln_f")
     swapped_once = model(ids)
     with pytest.raises(NormError, match="norm returns one module"):
         swap_norms(model, lambda *_, **__: one, "h.0.ln_1")
     assert_same_bits(model(ids), swapped_once, "the model with one of another kind")
     swap_norms(model, FusedLayerNorm)
-    assert_same_bits(model(ids), wanted, "the model swapped back")
+    assert_same_bits(model(ids), expected, "the model swapped back")
 
 
 def test_a_norm_that_cannot_be_built_at_the_last_site_leaves_the_model_as_it_was(model: GPT2) -> None:
@@ -161,10 +161,10 @@ def test_an_optimizer_goes_on_with_what_it_holds() -> None:
             optimizer.step()
             if model is changed:
                 swap_norms(model, "textbook")
-    for (name, wanted), given in zip(plain.named_parameters(), changed.parameters(), strict=True):
-        error = rms(given - wanted) / rms(wanted)
+    for (name, expected), supplied in zip(plain.named_parameters(), changed.parameters(), strict=True):
+        error = rms(supplied - expected) / rms(expected)
         # The gradient of a key's bias is all rounding, some 1e-17, and Adam may divide it by as little as 1e-8.
-        assert_within(error, 1e-10, rms(wanted), name)
+        assert_within(error, 1e-10, rms(expected), name)
 
 
 @torch.no_grad()
