@@ -238,11 +238,9 @@ def test_a_model_of_another_class_is_told_so(tmp_path: Path) -> None:
         lambda: minigpt.generate(hf, prompt, max_new_tokens=2),
         lambda: minigpt.stream(hf, tokenizer, "the dog", max_new_tokens=2),
         lambda: minigpt.generation.complete(hf, tokenizer, ["the dog"], max_new_tokens=2),
-        lambda: minigpt.swap_norms(hf, "textbook"),
         lambda: minigpt.fold_norms(hf),
         lambda: minigpt.save_pretrained(hf, tmp_path / "saved"),
         lambda: minigpt.load_norms(hf, "demo"),
-        lambda: minigpt.fit_norms(hf, prompt),
     ):
         with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2.* got .*transformers.*GPT2LMHeadModel"):
             use()
