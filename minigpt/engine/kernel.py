@@ -298,17 +298,19 @@ class StepKernel:
             self._matrix(head, c, config.vocab_size, by_rows=True),
         )  # fmt: skip
         self.memory: Tensor | None = None
-        self.parts: list[tuple[dict[str, Any], str, Any]] = [
+        parts: list[tuple[dict[str, Any], str, Any]] = [
             (part._modules, name, child) for part in model.modules() for name, child in part._modules.items()
         ]
-        self.parts += [(vars(block.mlp), "act", block.mlp.act) for block in model.h]
+        parts += [(vars(block.mlp), "act", block.mlp.act) for block in model.h]
+        self.owners, self.names, self.parts = (list(column) for column in zip(*parts, strict=True))
         self.parameters = list(model.parameters())
-        self.addresses = [parameter.data_ptr() for parameter in self.parameters]
+        self.addresses = list(map(Tensor.data_ptr, self.parameters))
 
     def is_outdated(self) -> bool:
         """Return True if a module or an activation of the model, or the memory of a Parameter, was replaced since."""
-        is_replaced = any(owner.get(name) is not part for owner, name, part in self.parts)
-        return is_replaced or [parameter.data_ptr() for parameter in self.parameters] != self.addresses
+        # Maps and lists, since a step of a small model takes a fifth of a millisecond.
+        is_same = list(map(dict.get, self.owners, self.names)) == self.parts
+        return not is_same or list(map(Tensor.data_ptr, self.parameters)) != self.addresses
 
     def __call__(
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor,

@@ -5,7 +5,7 @@ V vocabulary.
 """
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from minigpt.generation.choosing import next_logits, next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
+
+NOTHING = torch.empty(0, device="cpu")
 
 
 @dataclass(eq=False)
@@ -39,7 +41,7 @@ class Piece:
     ids: list[int]
     is_whole: bool
     draft: list[int] | None = None
-    logits: Float[Tensor, "outputs vocab"] = field(default_factory=lambda: torch.empty(0))
+    logits: Float[Tensor, "outputs vocab"] = NOTHING
 
     @property
     def outputs(self) -> int:
@@ -94,7 +96,6 @@ class Batch:
         """Call ``read`` and then ``choose``."""
         return self.choose(self.read(budget))
 
-    @torch.inference_mode()
     def read(self, budget: int | None = None, only: Container[Row] | None = None) -> Step:
         """Read the next tokens of the rows; return what was read. After an error of the model nothing counts as read.
 
@@ -140,7 +141,7 @@ class Batch:
         for piece in whole:
             if not piece.row.left:
                 piece.row.finish("length")
-        pieces = [piece for piece in whole if piece.row.left]
+        pieces = [piece for piece in whole if not piece.row.end]
         if len(pieces) == 1 and pieces[0].draft is not None:
             self._choose_drafted(pieces[0], pieces[0].draft)
         elif pieces:
