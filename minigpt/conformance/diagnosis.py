@@ -77,7 +77,7 @@ BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 # --- From the cases to the diagnoses ---
 
 Results = Sequence[CaseResult]
-Found = list[tuple[str, Results]]  # a sentence, and the cases that show it
+Located = list[tuple[str, Results]]  # a sentence, and the cases that show it
 
 
 def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
@@ -85,21 +85,21 @@ def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
     wrong = {case.name: case for case in results if case.wrong_at}
     if unsteady := _of_names(UNSTEADY, wrong, results):
         return [dataclasses.replace(one, kind=Kind.UNSTEADY) for one in unsteady[:1]]
-    found = _of_names(CALLS, wrong, results)
+    mistakes = _of_names(CALLS, wrong, results)
     rest = [case for case in wrong.values() if case.name not in CALLS]
     ordinary_at = wrong[ORDINARY.name].wrong_at if ORDINARY.name in wrong else set[str]()
     if "float32" in ordinary_at:
-        found += of_outputs(subject, "float32", rest, results)
+        mistakes += of_outputs(subject, "float32", rest, results)
     else:
         others = [case for case in rest if case.wrong_at - ordinary_at]
-        found += of_some_inputs(subject, others, results, ordinary_at) if others and not found else []
+        mistakes += of_some_inputs(subject, others, results, ordinary_at) if others and not mistakes else []
         for dtype in (dtype for dtype in DTYPES if dtype in ordinary_at):
-            found += of_outputs(subject, dtype, rest, results)
-    raised = [case for case in results if case.raised_at and not (found and case.group in ("gradients", "compile"))]
-    found += [
+            mistakes += of_outputs(subject, dtype, rest, results)
+    raised = [case for case in results if case.raised_at and not (mistakes and case.group in ("gradients", "compile"))]
+    mistakes += [
         _diagnosis(Kind.ERROR, next(iter(case.raised_at.values())), case.raised_at, results) for case in raised[:1]
     ]
-    return found or [Diagnosis(Kind.PATTERN, f"{UNKNOWN}: the first case that fails is {str(rest[0])[5:]}")]
+    return mistakes or [Diagnosis(Kind.PATTERN, f"{UNKNOWN}: the first case that fails is {str(rest[0])[5:]}")]
 
 
 def of_some_inputs(subject: Subject, failed: Results, results: Results, explained: Iterable[str]) -> list[Diagnosis]:
@@ -109,8 +109,8 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results, explaine
         explained: dtypes that other diagnoses are about.
     """
     values = [case for case in failed if case.group not in ("gradients", "compile")]
-    if not values and (found := of_gradients(subject, failed, results, explained)):
-        return found
+    if not values and (mistakes := of_gradients(subject, failed, results, explained)):
+        return mistakes
     at = set[str]().union(*(case.wrong_at for case in failed)) - {*explained}
     dtype = DTYPES[next(dtype for dtype in DTYPES if dtype in at)]
     with contextlib.suppress(*RAISED):
@@ -142,36 +142,36 @@ def _diagnosis(kind: Kind, sentence: str, dtypes: Iterable[str], results: Result
     return Diagnosis(kind, sentence if is_told else f"{sentence}, at {at}", dtypes)
 
 
-def patterns(failed: Results, results: Results) -> Found:
+def patterns(failed: Results, results: Results) -> Located:
     """Return which inputs are wrong, by the first table of ``SYMPTOMS`` that has some of these cases."""
     kinds = {case.name for case in failed} & {kind.name for kind in ROW_KINDS}
     for table in SYMPTOMS[len(kinds) > 1 :]:  # a mean far from 0 alone has a name
-        found = of_numbers(failed, results) if table is INPUTS else []
+        located = of_numbers(failed, results) if table is INPUTS else []
         for pattern, sentence in table.items():
             before, _, after = pattern.partition("*")
             cases = [case for case in failed if fnmatchcase(case.name, pattern)]
             items = (case.name.removeprefix(before).removesuffix(after) for case in cases)
-            found += [(sentence.format(", ".join(items)), cases)] if cases else []
-        if found:
-            return found[:MOST]
+            located += [(sentence.format(", ".join(items)), cases)] if cases else []
+        if located:
+            return located[:MOST]
     return []
 
 
-def of_numbers(failed: Results, results: Results, *, prefix: str = "", least: float = 0.0) -> Found:
+def of_numbers(failed: Results, results: Results, *, prefix: str = "", least: float = 0.0) -> Located:
     """Return at which widths and sizes a norm is wrong, and a rule for them.
 
     Args:
         prefix: of the names of the cases: "gradients, ".
         least: the share of numbers that must be right, so that the rule is no accident.
     """
-    found: Found = []
+    located: Located = []
     for pattern, noun in NUMBERS.items():
         wrong, every = (_by_number(prefix, pattern, cases) for cases in (failed, results))
         right = every.keys() - wrong.keys()
         if wrong and len(right) >= least * len(every):
             rule = rule_of(sorted(wrong), sorted(right))
-            found += [(f"wrong only at {noun} {rule}", [*wrong.values()])] if rule else []
-    return found
+            located += [(f"wrong only at {noun} {rule}", [*wrong.values()])] if rule else []
+    return located
 
 
 def _by_number(prefix: str, pattern: str, cases: Iterable[CaseResult]) -> dict[int, CaseResult]:
@@ -236,7 +236,7 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
     return [_diagnosis(kind, sentence, at, results) for sentence in sentences]
 
 
-def _of_some_inputs(failed: Results, results: Results) -> Found:
+def _of_some_inputs(failed: Results, results: Results) -> Located:
     """Return at which widths, sizes or ranks a norm is wrong, if it is right at a quarter of them at least."""
     ranks, judged = ([case for case in cases if fnmatchcase(case.name, "?-D input")] for cases in (failed, results))
     names = ", ".join(case.name.removesuffix(" input") for case in ranks)
@@ -367,7 +367,7 @@ def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:
 def of_gradients(subject: Subject, failed: Results, results: Results, explained: Iterable[str]) -> list[Diagnosis]:
     """Return which gradients are wrong, and the formula that gives them, or where they are wrong."""
     cases = [case for case in failed if case.group == "gradients"]
-    found = []
+    mistakes = []
     for part in sorted(set[str]().union(*(case.worst.parts for case in cases))):
         of_part = [case for case in cases if part in case.worst.parts]
         at = set[str]().union(*(case.wrong_at for case in of_part)) - {*explained}
@@ -377,11 +377,11 @@ def of_gradients(subject: Subject, failed: Results, results: Results, explained:
                 by_probe[probe] = wrong_gradient(subject.drawing_for("gradients"), dtype, shape, part)
         sentences = of_probes(by_probe)
         begin = f"the gradient of the {part} is wrong"
-        found += [_diagnosis(Kind.FORMULA, f"{begin}: {sentence}", at, results) for sentence in sentences]
+        mistakes += [_diagnosis(Kind.FORMULA, f"{begin}: {sentence}", at, results) for sentence in sentences]
         if not sentences:
             sentence, some = _where(of_part, results)
-            found.append(_of_cases(f"{begin}: {sentence}", some, results, explained))
-    return found
+            mistakes.append(_of_cases(f"{begin}: {sentence}", some, results, explained))
+    return mistakes
 
 
 def _where(cases: Results, results: Results) -> tuple[str, Results]:

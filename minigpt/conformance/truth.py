@@ -111,7 +111,7 @@ class RowKind(NamedTuple):
 
 
 ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
-PRUNED = RowKind("a scale of 0", "weights that are exactly 0, tiny or negative", ordinary, pruned_weights)
+PRUNED = RowKind("zero scale", "weights that are exactly 0, tiny or negative", ordinary, pruned_weights)
 ROW_KINDS = [
     ORDINARY,
     RowKind("trained weights", "a few weights from 10 to 20, some almost 0", ordinary, trained_weights),

@@ -25,7 +25,7 @@ GRADIENTS = [
     "behaviour",
     "gradients, as tokens",
     "gradients, ordinary rows",
-    "gradients, a scale of 0",
+    "gradients, zero scale",
 ]
 
 
@@ -142,7 +142,7 @@ def drops(n: LayerNorm, x: Tensor) -> Tensor:
             named(sabotages.beyond(64, 1, 7.0)),
             "wrong only at sequence lengths from 65 on, right to 64 (tokens from 64 on",
         ),
-        (named(nan_at_0), "wrong only for a scale of 0"),
+        (named(nan_at_0), "wrong only for zero scale"),
         (StatisticsByShape, "it computes with what an earlier call of this shape left"),
         (ByAddress, "it computes with what an earlier call of this shape left"),
         (named(drops), "it answers differently from call to call, in training"),
@@ -152,7 +152,7 @@ def drops(n: LayerNorm, x: Tensor) -> Tensor:
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
 def test_a_mistake_of_some_inputs_fails_every_dtype(norm: type[nn.Module], mistake: str) -> None:
-    sequences = ["sequence of [126]", "sequence of 6[45]", "sequence of 257", "same input*", "a scale of 0"]
+    sequences = ["sequence of [126]", "sequence of 6[45]", "sequence of 257", "same input*", "zero scale"]
     report = check(norm, [*VALUES, *sequences])
     assert wrong_at(report) == EVERY
     assert len(report.diagnoses) == 1
