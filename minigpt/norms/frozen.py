@@ -84,7 +84,15 @@ class FrozenLayerNorm(LayerNorm):
         self.calibration = torch.stack([usual, first])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        if self.calibration is None and f"{prefix}calibration" in state_dict:
+        saved = state_dict.get(f"{prefix}calibration")
+        if saved is not None and saved.shape == (3,) and saved[2].isinf():  # an earlier version's, of one kind of row
+            saved = state_dict[f"{prefix}calibration"] = saved[:2].clone()
+        if saved is not None and saved.shape != (2,):
+            raise NormError(
+                f"{prefix}calibration must have shape (2,), got {tuple(saved.shape)}: an earlier version chose the "
+                "constant by another rule; fit the frozen norms anew"
+            )
+        if self.calibration is None and saved is not None:
             self.calibration = torch.empty(2, dtype=self.weight.dtype, device=self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 

@@ -99,3 +99,11 @@ def test_it_is_linear_beside_its_mean_and_takes_the_mean_deviations(ids: Tensor)
     torch.testing.assert_close(norm.calibration, torch.stack([deviation[:, 1:].mean(), deviation[:, 0].mean()]))
     bias = norm(torch.zeros_like(x))
     torch.testing.assert_close(norm(100 * x) - bias, 100 * (norm(x) - bias))
+
+
+def test_constants_of_an_earlier_rule_are_refused_unless_there_is_one_for_all() -> None:
+    norm, state = minigpt.norms.build("frozen", 8), minigpt.norms.build("fused", 8).state_dict()
+    norm.load_state_dict(state | {"calibration": torch.tensor([2.0, 2.0, torch.inf])})
+    assert norm.calibration.tolist() == [2.0, 2.0]
+    with pytest.raises(minigpt.NormError, match="an earlier version chose the constant by another rule"):
+        norm.load_state_dict(state | {"calibration": torch.tensor([2.0, 9.0, 4.0])})
