@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+LONG_RUN = 32  # tokens; longer runs are compared in time linear in the text
 Logits = Float[Tensor, "batch vocab"]
 
 
@@ -168,7 +169,23 @@ def _without(logits: Logits, tokens: Int[Tensor, " ids"]) -> Logits:
 def _repeats(ids: Int[Tensor, "batch seq"], size: int) -> Bool[Tensor, "batch places"]:
     """Return where the last ``size`` ids occur earlier: True at i if ids i to i + size equal them."""
     places = ids.shape[1] - size
+    if size > LONG_RUN:
+        return torch.tensor([_ends_equal(row, size) for row in ids.tolist()], device=ids.device)
     equal = torch.ones(len(ids), places, dtype=torch.bool, device=ids.device)
     for offset in range(size):
         equal &= ids[:, offset : offset + places] == ids[:, places + offset, None]
     return equal
+
+
+def _ends_equal(ids: list[int], size: int) -> list[bool]:
+    """Return the same for one row, in time linear in its length, by the Z algorithm on the reversed ids."""
+    ids = ids[::-1]
+    length, lengths, start, end = len(ids), [0] * len(ids), 0, 0  # ids[start:end] equals ids[: end - start]
+    for i in range(1, length):
+        common = min(end - i, lengths[i - start]) if i < end else 0
+        while i + common < length and ids[common] == ids[i + common]:
+            common += 1
+        lengths[i] = common
+        if i + common > end:
+            start, end = i, i + common
+    return [common >= size for common in lengths[length - size : 0 : -1]]
