@@ -14,6 +14,7 @@ from minigpt.engine import accelerate
 from minigpt.errors import NormError
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2, check_weights
+from minigpt.norms.frozen import FrozenLayerNorm, as_calibration
 from minigpt.norms.record import record_of
 from minigpt.swap.sites import require_own_parameters
 
@@ -133,6 +134,8 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
         site, _, parameter = name.rpartition(".")
         tensor, module = tensors.pop(name), model.get_submodule(site)
         placed = tensor.to(device, dtype)
+        if isinstance(module, FrozenLayerNorm) and parameter == "calibration":
+            placed = as_calibration(placed)
         if parameter in module._buffers:
             setattr(module, parameter, placed if tensor.is_floating_point() else tensor.to(device))
         else:

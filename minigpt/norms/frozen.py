@@ -85,16 +85,27 @@ class FrozenLayerNorm(LayerNorm):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         saved = state_dict.get(f"{prefix}calibration")
-        if saved is not None and saved.shape == (3,) and saved[2].isinf():  # an earlier version's, of one kind of row
-            saved = state_dict[f"{prefix}calibration"] = saved[:2].clone()
-        if saved is not None and saved.shape != (2,):
-            raise NormError(
-                f"{prefix}calibration must have shape (2,), got {tuple(saved.shape)}: an earlier version chose the "
-                "constant by another rule; fit the frozen norms anew"
-            )
+        if saved is not None:
+            saved = state_dict[f"{prefix}calibration"] = as_calibration(saved)
         if self.calibration is None and saved is not None:
             self.calibration = torch.empty(2, dtype=self.weight.dtype, device=self.weight.device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def as_calibration(saved: Tensor) -> Float[Tensor, "2"]:
+    """Return the constants of a frozen norm as they were saved, also by an earlier version if all rows had one.
+
+    Raises:
+        NormError: if they were chosen by another rule.
+    """
+    if saved.shape == (3,) and saved[2].isinf():
+        return saved[:2].clone()
+    if saved.shape != (2,):
+        raise NormError(
+            f"calibration must have shape (2,), got {tuple(saved.shape)}: an earlier version chose the constant by "
+            "another rule; fit the frozen norms anew"
+        )
+    return saved
 
 
 def tell_positions(norms: Iterable[nn.Module], position_ids: Int[Tensor, "rows seq"] | None) -> None:
