@@ -42,11 +42,11 @@ def affine(norm: LayerNorm, row: Tensor) -> Tensor:
     return row * norm.weight if norm.bias is None else row * norm.weight + norm.bias
 
 
-def mistake(name: str, *said: str, forward: Method | None = None, row: Method | None = None) -> type[LayerNorm]:
+def mistake(name: str, *printed: str, forward: Method | None = None, row: Method | None = None) -> type[LayerNorm]:
     """A LayerNorm with another forward, or another step to the standardized row."""
     methods = {"forward": forward, "standardize": row}
     cls = type(name, (LayerNorm,), {key: method for key, method in methods.items() if method})
-    MISTAKES[cls] = said
+    MISTAKES[cls] = printed
     return cls
 
 
@@ -362,9 +362,9 @@ def summed_in_half(terms: Tensor) -> Tensor:
     return total.to(terms)
 
 
-def backward(name: str, said: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> type[LayerNorm]:
+def backward(name: str, printed: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> type[LayerNorm]:
     """A LayerNorm whose backward pass has one mistake."""
-    return mistake(name, said, forward=lambda n, x: Backward.apply(x, n.weight, n.bias, n.eps, change))
+    return mistake(name, printed, forward=lambda n, x: Backward.apply(x, n.weight, n.bias, n.eps, change))
 
 
 OF_INPUT, OF_WEIGHT, OF_BIAS = (f"the gradient of the {name} is wrong: " for name in ("input", "weight", "bias"))

@@ -45,10 +45,10 @@ def sites(
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
         ids = rows_of_text(gpt2, tokenizer, text)
         say(f"reading {text}", 0.5)
-        found = look(gpt2, ids)
+        rows = look(gpt2, ids)
     about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
     fields = {"model": str(recipe.source), "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
-              "norm_sites": [dataclasses.asdict(site) for site in found]}  # fmt: skip
+              "norm_sites": [dataclasses.asdict(site) for site in rows]}  # fmt: skip
     title = f"Norm sites of {recipe.source}"
-    parts = look_parts(found, about)
+    parts = look_parts(rows, about)
     show(Group(*printed(parts)), fields, json_file, html, lambda: parts_page(title, about, parts))

@@ -51,8 +51,8 @@ def site_map(sites: Sequence[Row]) -> tuple[list[Band], list[Row]]:
     blocks: dict[str, dict[str, Row]] = {}
     apart = []
     for site in sites:
-        if found := re.search(r"\.(\d+)\.(.+)$", site["site"]):
-            blocks.setdefault(found[1], {})[found[2]] = site
+        if match := re.search(r"\.(\d+)\.(.+)$", site["site"]):
+            blocks.setdefault(match[1], {})[match[2]] = site
         else:
             apart.append(site)
     names = list(dict.fromkeys(name for norms in blocks.values() for name in norms))

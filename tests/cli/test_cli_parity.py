@@ -110,11 +110,11 @@ def test_perplexity(run: Run, folder: Path) -> None:
         minigpt.from_pretrained(folder, norm="rms", device="cpu"),
         minigpt.Tokenizer.from_pretrained(folder),
     )
-    wanted = minigpt.perplexity(model, tokenizer, text.read_text(encoding="utf-8"))
+    expected = minigpt.perplexity(model, tokenizer, text.read_text(encoding="utf-8"))
     ended = run("perplexity", folder, text, "--norm", "rms", "--device", "cpu", "--json")
     fields: dict[str, Any] = json.loads(ended.out)
     assert (ended.status, ended.err) == (0, "")
-    assert fields["perplexity"] == pytest.approx(wanted, rel=1e-6)
+    assert fields["perplexity"] == pytest.approx(expected, rel=1e-6)
     assert (fields["norm"], fields["sites"], fields["text"]) == ("rms", ["*"], str(text))
     protocol = {name: fields[name] for name in ("stride", "bos", "window")}
     assert protocol == {"stride": 64, "bos": False, "window": 128}
@@ -122,7 +122,7 @@ def test_perplexity(run: Run, folder: Path) -> None:
     assert re.search(r"\n[\d,]+ of [\d,]+ tokens scored in \d+ windows of 128, stride 127, each after", ended.out)
     assert "--stride must be from 1 to 128" in run("perplexity", folder, text, "--stride", 129).err
     for words in ([folder, text], ["--model", folder, text], [text, "--model", folder]):
-        assert run("perplexity", *words, "--norm", "rms", "--device", "cpu").out.startswith(f"{wanted:.6g}"[:5])
+        assert run("perplexity", *words, "--norm", "rms", "--device", "cpu").out.startswith(f"{expected:.6g}"[:5])
 
 
 def test_a_foreign_norm_of_the_checkpoint_is_named_again(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def by_fractions(row: list[float], eps: float) -> list[float]:
 def test_the_truth_is_exact_whatever_the_mean(mean: float) -> None:
     row = torch.randn(33, dtype=torch.float64) + mean
     expected = torch.tensor(by_fractions(row.tolist(), 1e-5), dtype=torch.float64)
-    (found,), (bound,) = truth(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5)
-    assert (found - expected).abs().max() < 4e-15, (found - expected).abs().max()
+    (actual,), (bound,) = truth(row[None], torch.ones(33, dtype=torch.float64), None, 1e-5)
+    assert (actual - expected).abs().max() < 4e-15, (actual - expected).abs().max()
     assert ((F.layer_norm(row, (33,), eps=1e-5) - expected).abs() <= bound).all()
 
 
@@ -104,8 +104,8 @@ def test_gradient_truth_is_that_of_layer_norm() -> None:
 
 def test_the_worst_element_is_the_one_furthest_beyond_its_own_bound() -> None:
     expected, bound = torch.zeros(3).double(), torch.tensor([10.0, 2**-10, 1.0]).double()
-    found = worst_element("", torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
-    assert (found.error, found.bound, found.ratio) == (2**-9, 2**-10, 2)
+    actual = worst_element("", torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
+    assert (actual.error, actual.bound, actual.ratio) == (2**-9, 2**-10, 2)
 
 
 def test_nan_is_never_within_a_bound() -> None:
@@ -194,7 +194,7 @@ class RaisesInConstructor(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("norm", "said"),
+    ("norm", "message"),
     [
         (OnlyGroups, "OnlyGroups, given .4, 64. in float32, raised ValueError.*test_conformance.py"),
         ("no_such_norm", "unknown norm 'no_such_norm'"),
@@ -204,8 +204,8 @@ class RaisesInConstructor(nn.Module):
         (RaisesInConstructor, "RaisesInConstructor.*no such size.*test_conformance.py"),
     ],
 )
-def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, said: str) -> None:
-    with pytest.raises(NormError, match=said) as caught:
+def test_what_cannot_be_judged_says_why(norm: type[nn.Module] | str, message: str) -> None:
+    with pytest.raises(NormError, match=message) as caught:
         check(norm, "values")
     assert "\n" not in str(caught.value)
 

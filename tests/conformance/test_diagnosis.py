@@ -46,8 +46,8 @@ def check(norm: object, cases: str | list[str]) -> ConformanceReport:
 def test_a_mistake_fails_and_is_named_and_nothing_else_is(norm: type[nn.Module], expected: tuple[str, ...]) -> None:
     report = check(norm, "compile" if norm is sabotages.WrongWhenCompiled else FAST)
     assert not report.passed
-    for said, start in zip(report.diagnoses, expected, strict=True):
-        assert said.startswith(start), report.diagnoses
+    for message, start in zip(report.diagnoses, expected, strict=True):
+        assert message.startswith(start), report.diagnoses
 
 
 SINGLE = [(at, name) for at, table in enumerate(TABLES) for name in table if name]
@@ -112,8 +112,8 @@ def test_what_cannot_be_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no such backend")
 
     monkeypatch.setattr(torch, "compile", refuse)
-    (said,) = check("fused", "compile").diagnoses
-    assert said.startswith("it raises RuntimeError: no such backend"), said
+    (message,) = check("fused", "compile").diagnoses
+    assert message.startswith("it raises RuntimeError: no such backend"), message
 
 
 def test_the_judgement_says_at_which_dtypes_it_is_wrong() -> None:

@@ -52,12 +52,12 @@ def texts_of(count: int, longest: int, vocab: int) -> list[list[int]]:
     return [ids[r % 5 :].tolist() for r, ids in enumerate(random_ids(count, longest, vocab=vocab))]
 
 
-def read(step: StepKernel, texts: list[list[int]], store: Tensor, wanted: list[int] | None = None) -> Tensor:
+def read(step: StepKernel, texts: list[list[int]], store: Tensor, target: list[int] | None = None) -> Tensor:
     """Return logits after every token, or after the wanted, of texts that are read at once from column 0."""
     tokens = [token for text in texts for token in text]
     slots = [slot for slot, text in enumerate(texts) for _ in text]
     columns = [column for text in texts for column in range(len(text))]
-    return step(tokens, slots, columns, store, wanted)
+    return step(tokens, slots, columns, store, target)
 
 
 def against_float64(model: Any, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -147,15 +147,15 @@ def test_any_tokens_at_once_are_read_as_one_by_one(
     assert_same_bits(read(step, texts, store, some), at_once[some], "logits of some")
     done = [0] * len(texts)
     while sum(done) < len(at_once):
-        slots, columns, wanted = [], [], []
+        slots, columns, target = [], [], []
         for slot in chance.sample(range(len(texts)), 3):
             piece = range(done[slot], min(len(texts[slot]), done[slot] + chance.randint(0, 30)))
             slots += [slot] * len(piece)
             columns += piece
-            wanted.append(one_by_one[slot][done[slot] : piece.stop])
+            target.append(one_by_one[slot][done[slot] : piece.stop])
             done[slot] = piece.stop
         tokens = [texts[slot][column] for slot, column in zip(slots, columns, strict=True)]
-        assert_same_bits(step(tokens, slots, columns, store), torch.cat(wanted), "logits of pieces")
+        assert_same_bits(step(tokens, slots, columns, store), torch.cat(target), "logits of pieces")
 
 
 @pytest.mark.thorough
@@ -191,13 +191,13 @@ def test_int8_step_is_the_layers_own_numbers() -> None:
 def test_without_the_kernel_int8_is_as_good() -> None:
     layer, x = Int8Linear(torch.randn(50, 90), None), torch.randn(1, 4, 90)
     with torch.no_grad():
-        given = layer(x)
+        supplied = layer(x)
         use_kernel(False)
         try:
-            wanted = layer(x)
+            target = layer(x)
         finally:
             use_kernel(True)
-    assert_within(rms(given - wanted), 5e-5 * rms(wanted), rms(wanted), "int8 by two ways")
+    assert_within(rms(supplied - target), 5e-5 * rms(target), rms(target), "int8 by two ways")
 
 
 def written(model: Any, prompts: list[list[int]], places: int) -> list[list[int]]:
@@ -221,11 +221,11 @@ def test_generate_takes_the_kernel_by_itself() -> None:
     model = small_model()
     assert step_of(model) is not None
     ids = random_ids(2, 8, vocab=model.config.vocab_size)
-    given = minigpt.generate(model, ids, max_new_tokens=20)
+    supplied = minigpt.generate(model, ids, max_new_tokens=20)
     use_kernel(False)
     try:
         assert step_of(model) is None
-        assert_same_bits(given, minigpt.generate(model, ids, max_new_tokens=20), "tokens")
+        assert_same_bits(supplied, minigpt.generate(model, ids, max_new_tokens=20), "tokens")
     finally:
         use_kernel(True)
 
@@ -465,8 +465,8 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     library, checks = tmp_path / "checked.so", "-fsanitize=address,undefined"
     build_module().build(library, (checks, "-fno-sanitize-recover=undefined", "-g", "-O1"))
     # libstdc++ must be loaded before the sanitizer looks for it, or it cannot follow the exceptions of PyTorch.
-    asked = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
-    preload = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in asked]
+    requested = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
+    preload = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in requested]
     environment = os.environ | {
         "MINIGPT_KERNEL_LIBRARY": str(library), "LD_PRELOAD": " ".join(preload),
         "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",

@@ -23,7 +23,7 @@ def original(folder: Path) -> minigpt.Original:
 
 
 @pytest.fixture(scope="module")
-def theirs(folder: Path) -> GPT2LMHeadModel:
+def hf_model(folder: Path) -> GPT2LMHeadModel:
     return GPT2LMHeadModel.from_pretrained(folder)
 
 
@@ -39,23 +39,23 @@ class Wrapped(nn.Module):
 
 
 def test_anybodys_model_is_judged_with_the_parts_that_it_gives(
-    original: minigpt.Original, theirs: GPT2LMHeadModel, folder: Path
+    original: minigpt.Original, hf_model: GPT2LMHeadModel, folder: Path
 ) -> None:
     ours = minigpt.from_pretrained(folder, device="cpu").train()
     for candidate, missing in (
         (ours, []),
-        (theirs, ["tokens one by one"]),
-        (Wrapped(theirs), ["tokens one by one"]),
-        (lambda ids: theirs(ids), ["norms and blocks", "tokens one by one", "gradients"]),
-        (lambda ids: theirs(ids).logits.detach().numpy(), ["norms and blocks", "tokens one by one", "gradients"]),
+        (hf_model, ["tokens one by one"]),
+        (Wrapped(hf_model), ["tokens one by one"]),
+        (lambda ids: hf_model(ids), ["norms and blocks", "tokens one by one", "gradients"]),
+        (lambda ids: hf_model(ids).logits.detach().numpy(), ["norms and blocks", "tokens one by one", "gradients"]),
     ):
         report = original.judge(candidate)
         assert report.passed, report.reasons
         assert report.missing == missing
         assert [site.site for site in report.norm_sites] == ([] if "norms and blocks" in missing else original.sites)
         assert report.logits.ratio < 1.5
-    assert (ours.training, theirs.training) == (True, False)
-    assert not any(parameter.grad is not None for parameter in (*ours.parameters(), *theirs.parameters()))
+    assert (ours.training, hf_model.training) == (True, False)
+    assert not any(parameter.grad is not None for parameter in (*ours.parameters(), *hf_model.parameters()))
 
 
 def test_a_folded_checkpoint_is_judged_without_the_norms_that_it_leaves_out(folder: Path, tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_folded_checkpoint_is_judged_without_the_norms_that_it_leaves_out(fold
     assert minigpt.parity(tmp_path, prompts=PROMPTS, max_new_tokens=2, device="cpu").passed
 
 
-def test_the_reference_itself_is_at_the_noise_floor(original: minigpt.Original, theirs: GPT2LMHeadModel) -> None:
-    report = original.judge(theirs)
+def test_the_reference_itself_is_at_the_noise_floor(original: minigpt.Original, hf_model: GPT2LMHeadModel) -> None:
+    report = original.judge(hf_model)
     assert report.logits.ratio == 1.0
     for place in (*report.norm_sites, *report.blocks):
         assert place.get("propagated_error", place.get("error")) == pytest.approx(place.noise)
@@ -90,10 +90,10 @@ def test_what_gives_no_logits_is_refused(original: minigpt.Original, candidate: 
     assert caught.value.argument == "candidate"
 
 
-def test_a_module_needs_an_original_and_takes_no_options_of_opening(theirs: GPT2LMHeadModel, folder: Path) -> None:
+def test_a_module_needs_an_original_and_takes_no_options_of_opening(hf_model: GPT2LMHeadModel, folder: Path) -> None:
     for how, argument in (({}, "against"), ({"against": folder, "norm": "rms"}, "norm")):
         with pytest.raises(minigpt.ConfigError) as caught:
-            minigpt.parity(theirs, **how)
+            minigpt.parity(hf_model, **how)
         assert caught.value.argument == argument
 
 
@@ -107,10 +107,10 @@ def test_code_that_raises_is_named(original: minigpt.Original) -> None:
     assert Path(__file__).name in str(caught.value)
 
 
-def test_assert_parity_says_why(theirs: GPT2LMHeadModel, folder: Path) -> None:
+def test_assert_parity_says_why(hf_model: GPT2LMHeadModel, folder: Path) -> None:
     how = {"prompts": PROMPTS, "max_new_tokens": 2}
-    minigpt.testing.assert_parity(theirs, folder, **how)
-    wrong = copy.deepcopy(theirs)
+    minigpt.testing.assert_parity(hf_model, folder, **how)
+    wrong = copy.deepcopy(hf_model)
     with torch.no_grad():
         wrong.transformer.h[1].mlp.c_fc.bias += 0.1
     with pytest.raises(AssertionError, match=r"^FAIL") as caught:
@@ -184,9 +184,9 @@ def write_outputs(original: minigpt.Original, model: GPT2LMHeadModel, file: Path
 
 @pytest.mark.parametrize("place", FAULTS)
 def test_a_fault_is_named_by_the_first_output_that_it_touches(
-    original: minigpt.Original, theirs: GPT2LMHeadModel, tmp_path: Path, place: str | None
+    original: minigpt.Original, hf_model: GPT2LMHeadModel, tmp_path: Path, place: str | None
 ) -> None:
-    right, wrong = copy.deepcopy(theirs), copy.deepcopy(theirs)
+    right, wrong = copy.deepcopy(hf_model), copy.deepcopy(hf_model)
     FAULTS[place](wrong)
     write_outputs(original, right, tmp_path / "right")
     write_outputs(original, wrong, tmp_path / "wrong")
@@ -197,8 +197,8 @@ def test_a_fault_is_named_by_the_first_output_that_it_touches(
     assert place is None or any(f" {place}'s" in reason for reason in report.reasons)
 
 
-def test_a_transposed_projection_shows_at_the_next_norm(original: minigpt.Original, theirs: GPT2LMHeadModel) -> None:
-    wrong = copy.deepcopy(theirs)
+def test_a_transposed_projection_shows_at_the_next_norm(original: minigpt.Original, hf_model: GPT2LMHeadModel) -> None:
+    wrong = copy.deepcopy(hf_model)
     transposed(wrong)
     assert original.judge(wrong, gradients=False).first_off.place == "h.1.ln_2"
 
@@ -213,9 +213,9 @@ def test_a_transposed_projection_shows_at_the_next_norm(original: minigpt.Origin
     ],
 )
 def test_a_file_that_does_not_fit_the_record(
-    original: minigpt.Original, theirs: GPT2LMHeadModel, tmp_path: Path, change: Any, complaint: str
+    original: minigpt.Original, hf_model: GPT2LMHeadModel, tmp_path: Path, change: Any, complaint: str
 ) -> None:
-    write_outputs(original, theirs, tmp_path / "file")
+    write_outputs(original, hf_model, tmp_path / "file")
     tensors = load_file(tmp_path / "file")
     change(tensors)
     save_file(tensors, tmp_path / "file")

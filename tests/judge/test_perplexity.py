@@ -107,11 +107,11 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
     report = minigpt.parity(
         folder, norm="rms", text=folder / "text", prompts=["the dog"], max_new_tokens=1, device="cpu"
     )
-    found = report.perplexity
+    actual = report.perplexity
     ids = minigpt.Tokenizer.from_pretrained(folder).encode(TEXT)
-    assert (found.tokens, found.window, found.stride) == (len(ids), 64, 32)
+    assert (actual.tokens, actual.window, actual.stride) == (len(ids), 64, 32)
     assert len(ids) > 200
-    for norm, measured in (("fused", found.reference), ("rms", found.candidate)):
+    for norm, measured in (("fused", actual.reference), ("rms", actual.candidate)):
         model = minigpt.from_pretrained(folder, norm=norm, device="cpu")
         losses = []
         for token in range(1, len(ids)):
@@ -123,7 +123,7 @@ def test_it_is_that_of_strided_windows(folder: Path) -> None:
         assert measured == pytest.approx(expected, rel=1e-4)
         tokenizer = minigpt.Tokenizer.from_pretrained(folder)
         assert minigpt.perplexity(model, tokenizer, TEXT) == pytest.approx(expected, rel=1e-4)
-    assert found.reference != found.candidate
+    assert actual.reference != actual.candidate
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ STORY = "Once upon a time there was a young gardener named Tom, who found a silv
 def demo() -> tuple[minigpt.GPT2, minigpt.Tokenizer, transformers.GPT2LMHeadModel]:
     """The demo in float64 as ours, its tokenizer, and transformers' model."""
     place = Path(minigpt.__file__).parent / "demo"
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(place, dtype=torch.float64).eval()
+    hf = transformers.GPT2LMHeadModel.from_pretrained(place, dtype=torch.float64).eval()
     model = minigpt.from_pretrained(dtype="float64", device="cpu")
-    return model, minigpt.Tokenizer.from_pretrained("demo"), theirs
+    return model, minigpt.Tokenizer.from_pretrained("demo"), hf
 
 
 def second_halves(model: minigpt.GPT2, ids: list[int], window: int) -> float:
@@ -180,12 +180,12 @@ def second_halves(model: minigpt.GPT2, ids: list[int], window: int) -> float:
 @torch.inference_mode()
 def test_the_second_halves_of_windows_are_llama_cpps_number(window: int, demo: tuple) -> None:
     """llama.cpp's loop in examples/perplexity: logits of positions first to n_ctx - 2, first being n_ctx / 2."""
-    model, tokenizer, theirs = demo
+    model, tokenizer, hf = demo
     ids = tokenizer.encode(STORY)
     total = count = 0
     for chunk in range(len(ids) // window):
         tokens = torch.tensor([ids[chunk * window : (chunk + 1) * window]])
-        logits, first = theirs(tokens).logits[0], window // 2
+        logits, first = hf(tokens).logits[0], window // 2
         total += F.cross_entropy(logits[first:-1], tokens[0, first + 1 :], reduction="sum").item()
         count += window - first - 1
     assert second_halves(model, ids, window) == pytest.approx(math.exp(total / count), rel=1e-6)
@@ -202,7 +202,7 @@ def page_of_transformers(result: Perplexity) -> float:
 @torch.inference_mode()
 def test_transformers_page_follows_from_the_rows(stride: int, demo: tuple) -> None:
     """The loop of the page on fixed-length models, as it stands there."""
-    model, tokenizer, theirs = demo
+    model, tokenizer, hf = demo
     encodings, max_length = torch.tensor([tokenizer.encode(STORY)]), 256
     seq_len, nll_sum, n_tokens, prev_end_loc = encodings.size(1), 0.0, 0, 0
     for begin_loc in range(0, seq_len, stride):
@@ -211,7 +211,7 @@ def test_transformers_page_follows_from_the_rows(stride: int, demo: tuple) -> No
         input_ids = encodings[:, begin_loc:end_loc]
         target_ids = input_ids.clone()
         target_ids[:, :-trg_len] = -100
-        neg_log_likelihood = theirs(input_ids, labels=target_ids).loss
+        neg_log_likelihood = hf(input_ids, labels=target_ids).loss
         num_loss_tokens = (target_ids != -100).sum().item() - target_ids.size(0)
         nll_sum += neg_log_likelihood * num_loss_tokens
         n_tokens += num_loss_tokens
@@ -224,12 +224,12 @@ def test_transformers_page_follows_from_the_rows(stride: int, demo: tuple) -> No
 
 @torch.inference_mode()
 def test_a_shorter_window_is_a_shorter_past(demo: tuple) -> None:
-    model, tokenizer, theirs = demo
+    model, tokenizer, hf = demo
     ids = tokenizer.encode(STORY)
     losses = []
     for token in range(1, len(ids)):
         begin = 0 if token < 50 else 20 * ((token - 50) // 20 + 1)
-        logits = theirs(torch.tensor([ids[begin:token]])).logits[0, -1]
+        logits = hf(torch.tensor([ids[begin:token]])).logits[0, -1]
         losses.append(F.cross_entropy(logits, torch.tensor(ids[token])).item())
     result = measure(model, tokenizer, STORY, 20, window=50)
     assert result.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)

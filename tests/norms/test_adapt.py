@@ -143,10 +143,10 @@ def model() -> GPT2:
 @torch.no_grad()
 def test_torch_s_own_layer_norm_is_the_fused_one_to_the_bit() -> None:
     model, ids = small_model(), random_ids(2, 17)
-    wanted = model(ids)
+    expected = model(ids)
     swap_norms(model, "torch.nn:LayerNorm")
     assert type(model.ln_f) is nn.LayerNorm
-    assert_same_bits(model(ids), wanted, "logits")
+    assert_same_bits(model(ids), expected, "logits")
 
 
 @every_class
@@ -167,14 +167,14 @@ def test_logits_and_gradients_are_those_of_layer_norm(cls: type, model: GPT2) ->
     ids = random_ids(2, 9)
     logits = model(ids)
     logits.square().mean().backward()
-    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     swap_norms(model, cls)
-    found = model(ids)
-    found.square().mean().backward()
-    assert_close(found, logits, 1e-13, "logits in float64")
+    actual = model(ids)
+    actual.square().mean().backward()
+    assert_close(actual, logits, 1e-13, "logits in float64")
     for name, parameter in model.named_parameters():
-        assert_close(parameter.grad, wanted[name], 1e-11, name)
+        assert_close(parameter.grad, expected[name], 1e-11, name)
 
 
 @some_class
@@ -183,11 +183,11 @@ def test_weights_loaded_into_it_are_what_it_computes_with(cls: type, model: GPT2
     weights, ids = small_model(dtype=torch.float64, n_inner=192).state_dict(), random_ids(2, 9)
     weights = {name: tensor + 0.25 for name, tensor in weights.items()}
     for assign in (False, True):
-        theirs, ours = small_model(dtype=torch.float64), small_model(dtype=torch.float64)
+        hf, ours = small_model(dtype=torch.float64), small_model(dtype=torch.float64)
         swap_norms(ours, cls)
-        for each in (theirs, ours):
+        for each in (hf, ours):
             each.load_state_dict(weights, strict=True, assign=assign)
-        assert_close(ours(ids), theirs(ids), 1e-13, f"assign={assign}")
+        assert_close(ours(ids), hf(ids), 1e-13, f"assign={assign}")
 
 
 @some_class
@@ -215,12 +215,12 @@ def test_parameters_replaced_by_others(cls: type, model: GPT2) -> None:
 def test_a_copy_and_a_pickle_are_models_of_their_own(cls: type, twin_of: Any, model: GPT2) -> None:
     swap_norms(model, cls)
     ids = random_ids(2, 9)
-    other, wanted = twin_of(model), model(ids)
-    assert_same_bits(other(ids), wanted, "the copy")
+    other, expected = twin_of(model), model(ids)
+    assert_same_bits(other(ids), expected, "the copy")
     other.ln_f.weight.zero_()
     other.ln_f.bias.zero_()
     assert max_abs(other(ids)) == 0
-    assert_same_bits(model(ids), wanted, "the model that it was copied from")
+    assert_same_bits(model(ids), expected, "the model that it was copied from")
 
 
 @some_class
@@ -268,7 +268,7 @@ def test_the_model_s_eps_is_passed_on(cls: type) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("make", "eps", "said"),
+    ("make", "eps", "message"),
     [
         ("fused", 1e-3, None),
         (GammaBeta, 1e-3, None),
@@ -287,12 +287,12 @@ def test_the_model_s_eps_is_passed_on(cls: type) -> None:
         ),
     ],
 )
-def test_another_eps_than_the_model_s_is_said(make: Any, eps: float, said: str | None, bias: bool) -> None:
+def test_another_eps_than_the_model_s_is_said(make: Any, eps: float, message: str | None, bias: bool) -> None:
     norm = norms.build(make, 8, eps=eps, bias=bias)
     assert (norm.bias is not None) is bias
-    found = notes(norm)
-    assert len(found) == (said is not None)
-    assert all(note.startswith(said or "") for note in found)
+    actual = notes(norm)
+    assert len(actual) == (message is not None)
+    assert all(note.startswith(message or "") for note in actual)
 
 
 def test_a_flag_for_the_shift_is_passed_on() -> None:

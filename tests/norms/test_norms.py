@@ -123,18 +123,18 @@ def truth(name: str, norm: LayerNorm, x: Tensor) -> Tensor:
     return FORMULAS.get(name, layer_norm)(x.double(), norm.eps, row) * norm.weight.double() + shift
 
 
-def rounding(norm: LayerNorm, x: Tensor, wanted: Tensor) -> Tensor:
+def rounding(norm: LayerNorm, x: Tensor, expected: Tensor) -> Tensor:
     """How far rounding alone may bring each element: the output's own, and that of statistics in float32 or wider.
 
     The mean is off by a few units in the last place of the row's largest element, and is then divided by the deviation.
     """
-    row, own = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
+    row, single = tuple(range(-norm.weight.ndim, 0)), torch.finfo(x.dtype)
     wide = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     deviation = torch.sqrt(x.double().var(row, correction=0, keepdim=True) + norm.eps)
     reach = x.double().abs().amax(row, keepdim=True) / deviation
     lost = 4 * wide * (1 + reach) * norm.weight.double().abs().clamp(min=1)
     shift = 0 if norm.bias is None else norm.bias.double().abs()
-    return own.eps * (wanted.abs() + shift) + own.smallest_normal + lost
+    return single.eps * (expected.abs() + shift) + single.smallest_normal + lost
 
 
 # Formulas.
@@ -150,10 +150,10 @@ def test_is_its_own_formula(name: str, shape: int | tuple[int, ...], dtype: torc
     before = x.clone()
     for bias in (True, False):
         norm = random_norm(name, shape, bias=bias, dtype=dtype, device=device)
-        y, wanted = norm(x), truth(name, norm, x)
+        y, expected = norm(x), truth(name, norm, x)
         assert (y.dtype, y.shape, y.device) == (x.dtype, x.shape, x.device)
-        excess = max_abs((y.double() - wanted) / rounding(norm, x, wanted))
-        assert_within(excess, 1.0, max_abs(wanted), f"bias={bias}: error in units of what rounding allows")
+        excess = max_abs((y.double() - expected) / rounding(norm, x, expected))
+        assert_within(excess, 1.0, max_abs(expected), f"bias={bias}: error in units of what rounding allows")
     assert torch.equal(x, before), "the input was written to"
     assert_same_bits(norm(x[2:3, 4:5]), norm(x)[2:3, 4:5], "one row")
 
@@ -202,10 +202,10 @@ def test_fused_is_the_library_s_own_bits(device: torch.device) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_two_rows_worked_by_hand(name: str) -> None:
     x = torch.tensor([[0.2, 0.1, 0.3], [0.5, 0.1, 0.1]])
-    wanted = torch.tensor([[0.0, -1.2238, 1.2238], [1.4140, -0.7070, -0.7070]])
-    torch.testing.assert_close(norms.build(name, 3)(x).detach(), wanted, atol=5e-5, rtol=0)
+    expected = torch.tensor([[0.0, -1.2238, 1.2238], [1.4140, -0.7070, -0.7070]])
+    torch.testing.assert_close(norms.build(name, 3)(x).detach(), expected, atol=5e-5, rtol=0)
     without_eps = norms.build(name, 3, eps=0.0)(x).detach()
-    assert not torch.allclose(without_eps, wanted, atol=5e-4), "these digits are those of eps = 1e-5"
+    assert not torch.allclose(without_eps, expected, atol=5e-4), "these digits are those of eps = 1e-5"
 
 
 # The registry.
@@ -291,9 +291,9 @@ def test_a_name_is_taken_once() -> None:
 
 
 def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:
-    said = "needs it: pip install 'minigpt[it]'"
-    norms.register("absent", obstacle=lambda device: said)(Doubling)
-    assert norms.available()["absent"].reason == said
+    message = "needs it: pip install 'minigpt[it]'"
+    norms.register("absent", obstacle=lambda device: message)(Doubling)
+    assert norms.available()["absent"].reason == message
     with pytest.raises(NormError, match=r"norm 'absent' needs it: .*minigpt\[it\]"):
         norms.build("absent", 3)
 
@@ -304,14 +304,14 @@ def test_a_norm_whose_package_is_missing_says_how_to_get_it() -> None:
 @every_variant
 def test_shares_the_model_s_parameters_and_gives_them_back(name: str) -> None:
     model, ids = small_model(), random_ids(2, 9)
-    wanted, before = model(ids).detach(), dict(model.named_parameters())
+    expected, before = model(ids).detach(), dict(model.named_parameters())
     swap_norms(model, name)
     after = dict(model.named_parameters())
     assert {key: after[key] for key in before} == before
     assert {key.rpartition(".")[2] for key in after.keys() - before.keys()} == OWN.get(name, set())
     assert not model.ln_f.training
     swap_norms(model, "fused")
-    assert_same_bits(model(ids).detach(), wanted, "after swapping back")
+    assert_same_bits(model(ids).detach(), expected, "after swapping back")
 
 
 @every_variant
@@ -352,17 +352,17 @@ def massive_model() -> GPT2:
 
 def inputs(model: GPT2, ids: Tensor) -> dict[str, Tensor]:
     """What each norm of the model is given."""
-    found: dict[str, Tensor] = {}
+    actual: dict[str, Tensor] = {}
 
     def remember(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, args: found.update({site: args[0]})
+        return lambda _, args: actual.update({site: args[0]})
 
     hooks = [norm.register_forward_pre_hook(remember(site)) for site, norm in model.norm_modules().items()]
     with torch.no_grad():
         model(ids)
     for hook in hooks:
         hook.remove()
-    return found
+    return actual
 
 
 def test_before_calibration_it_says_how_to_calibrate() -> None:
@@ -375,14 +375,14 @@ def test_before_calibration_it_says_how_to_calibrate() -> None:
 @torch.no_grad()
 def test_layer_norm_is_constructed_as_torch_constructs_its_own() -> None:
     x = torch.randn(3, 5, 4)
-    for given, how in (((4, 1e-3, False), {}), ((4,), {"bias": False}), (((5, 4), 1e-3, True, True), {}),
+    for supplied, how in (((4, 1e-3, False), {}), ((4,), {"bias": False}), (((5, 4), 1e-3, True, True), {}),
                        ((4,), {"elementwise_affine": False, "dtype": torch.float64, "device": "cpu"})):  # fmt: skip
         for cls in (minigpt.LayerNorm, type(minigpt.norms.build("fused", 4))):
-            ours, theirs = cls(*given, **how), torch.nn.LayerNorm(*given, **how)
-            assert ours.state_dict().keys() == theirs.state_dict().keys()
-            assert {p.dtype for p in ours.parameters()} == {p.dtype for p in theirs.parameters()}
-            for parameter in (*ours.parameters(), *theirs.parameters()):
+            ours, hf = cls(*supplied, **how), torch.nn.LayerNorm(*supplied, **how)
+            assert ours.state_dict().keys() == hf.state_dict().keys()
+            assert {p.dtype for p in ours.parameters()} == {p.dtype for p in hf.parameters()}
+            for parameter in (*ours.parameters(), *hf.parameters()):
                 parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape) + 1)
-            torch.testing.assert_close(ours(x.to(next(ours.parameters(), x).dtype)), theirs(x))
+            torch.testing.assert_close(ours(x.to(next(ours.parameters(), x).dtype)), hf(x))
     with pytest.raises(TypeError):
         type(minigpt.norms.build("dyt", 4))(4, 1e-5, False)
