@@ -38,7 +38,7 @@ from bench.others import GGML_TYPES, write_gguf
 from bench.results import JsonFile, show
 
 from minigpt.bench.timing import environment, in_turns
-from minigpt.checkpoint import has_tokenizer, save_pretrained
+from minigpt.checkpoint import save_pretrained
 from minigpt.recipe import Recipe
 from minigpt.tokenizer import Tokenizer
 
@@ -99,8 +99,7 @@ def other_server(name: str, folder: Path, kind: str, clients: int, new_tokens: i
     program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if name != "llama-server" or program is None:
         raise typer.BadParameter(f"{name} must be transformers, llama-server (on the PATH) or NAME=COMMAND")
-    tokenizer = Tokenizer.from_pretrained(folder) if has_tokenizer(folder) else None
-    file, room = write_gguf(folder, GGML_TYPES[kind], tokenizer), 4 * new_tokens
+    file, room = write_gguf(folder, GGML_TYPES[kind], Tokenizer.from_pretrained(folder)), 4 * new_tokens
     sizes = f"-np {clients} -c {clients * room} -t {torch.get_num_threads()} --cache-ram 0 --cont-batching"
     return f"{program} -m {file} --port {{port}} {sizes}"
 
