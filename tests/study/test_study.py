@@ -227,7 +227,7 @@ def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_train
 def test_progress_in_a_pipe_is_lines_for_long_commands_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigpt.cli.output.BETWEEN_LINES", 0)
+    monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 0)
     for lines in (False, True):
         with progress(lines=lines) as say:
             say("cell 1 of 2", 0.5)
