@@ -229,15 +229,15 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
     """Return the backend of tokenizer.json; None without one, or if the files beside it say more than it does."""
-    replaced = ["special_tokens_map.json"] if "added_tokens_decoder" in fields else []  # by that field
+    replaced = ["special_tokens_map.json"] if fields.get("added_tokens_decoder") else []  # by that field
     more = {"added_tokens.json", "special_tokens_map.json"}.difference(replaced)
     has_more = any((folder / name).exists() for name in more)
     if not (folder / "tokenizer.json").is_file() or has_more or fields.get("tokenizer_class") not in PLAIN_CLASSES:
         return None
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     named = [value for name, value in fields.items() if name.endswith("_token")]
-    named += [*fields.get("extra_special_tokens", ()), *fields.get("additional_special_tokens", ())]
-    named += fields.get("added_tokens_decoder", {}).values()
+    named += [*(fields.get("extra_special_tokens") or ()), *(fields.get("additional_special_tokens") or ())]
+    named += (fields.get("added_tokens_decoder") or {}).values()
     texts = {_content(token) for token in named}
     is_whole = all(backend.token_to_id(text) is not None for text in texts if isinstance(text, str))
     return backend if is_whole else None

@@ -17,6 +17,7 @@ def norms(
     every_case: Annotated[bool, typer.Option("--all")] = False,
     html: OutFile = None,
     device: str | None = None,
+    seed: int | None = None,
     json: Json = False,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm.
@@ -25,6 +26,7 @@ def norms(
         check: Run the conformance kit on this norm; no model is needed.
         dtype: The dtype that verdict and exit status are about.
         every_case: Print every case of --check.
+        seed: Of the rows and weights of --check; a fresh one by default, which the report prints.
         html: Write the report of --check to this file, as a page.
 
     Examples:
@@ -37,8 +39,8 @@ def norms(
     from minigpt.norms import available
 
     if check is None:
-        if device is not None or html is not None or every_case:
-            raise ConfigError("--device, --all and --html are for --check NAME")
+        if device is not None or html is not None or every_case or seed is not None:
+            raise ConfigError("--device, --all, --html and --seed are for --check NAME")
         known = available()
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
@@ -50,7 +52,7 @@ def norms(
 
     resolve_dtype(dtype)
     with progress(lines=True) as say:
-        report = check_norm(check, device=device, progress=say)
+        report = check_norm(check, device=device, progress=say, seed=seed)
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -142,7 +142,12 @@ class Subject:
         Raises:
             NormError: if it cannot be built.
         """
-        module: Any = norms.build(self.norm, width, eps=eps, bias=bias)
+        try:
+            module: Any = norms.build(self.norm, width, eps=eps, bias=bias)
+        except NormError as error:
+            if width in NEEDED:
+                raise
+            raise Unsupported(str(error)) from error
         scale, shift = weights(width, self.generator)
         module.weight = nn.Parameter(self.put(scale, dtype))
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None

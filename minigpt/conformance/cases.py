@@ -101,7 +101,7 @@ def sizes() -> dict[str, Input]:
     """Return inputs with each size of ``SIZES`` as the number of rows, of texts and of tokens."""
     shapes: dict[str, tuple[int, ...]] = {}
     for size in SIZES:
-        other, width = (2, 64) if size < 1000 else (2, 16) if size < 2000 else (1, 4)
+        other, width = (2, 64) if size < 2000 else (1, 64)
         shapes |= {f"{size:,} rows": (size, width), f"batch of {size:,}": (size, other, width)}
         shapes[f"sequence of {size:,}"] = (other, size, width)
     return {name: Input(shape) for name, shape in shapes.items()}

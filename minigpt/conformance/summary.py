@@ -32,6 +32,7 @@ def conformance_summary(
         *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
         *([_cases(report)] if every_case else _group_lines(report)),
         Text(f"  covers    {COVERAGE}"),
+        Text(f"  seed      {report.seed}: --seed {report.seed} asks the same again"),
         *([] if every_case else [MORE]),
     )
 

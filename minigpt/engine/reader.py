@@ -82,7 +82,7 @@ class Reader:
     def clear(self, row: int) -> None:
         """Forget a row."""
         if self.kernel is None:  # PyTorch multiplies what is masked by 0, and NaN times 0 is NaN
-            self.store[:, :, row, :, : self.lengths[row]] = 0
+            self.store[:, :, row] = 0  # all of it: a step that failed may have written beyond the length
         self.lengths[row] = 0
 
     def _renew(self) -> None:

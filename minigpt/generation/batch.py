@@ -86,10 +86,11 @@ class Batch:
         for place in reversed(range(len(self.rows))):
             if self.rows[place] in rows:
                 last = len(self.rows) - 1
+                self.reader.clear(place)
                 if place != last:
                     self.reader.copy(last, place)
                     self.rows[place], self._begins[place] = self.rows[last], self._begins[last]
-                self.reader.clear(last)
+                    self.reader.clear(last)
                 del self.rows[last], self._begins[last]
 
     def step(self, budget: int | None = None) -> list[Row]:
@@ -170,7 +171,10 @@ class Batch:
                 self._push(alone, [row])
             return
         for row, token in zip(rows, tokens, strict=True):
-            row.push(token)
+            try:
+                row.push(token)
+            except GenerationError as error:  # the tokenizer has no text for it
+                row.fail(error)
 
     def _choose_drafted(self, piece: Piece, draft: list[int]) -> None:
         """Add the tokens of a draft that are right, and the one after them."""

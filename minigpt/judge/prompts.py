@@ -117,7 +117,7 @@ def built_in_windows(prompts: Chosen, config: GPT2Config, weights: int) -> list[
     read = {*prose, *itertools.chain.from_iterable(prompts.ids)}
     shuffled = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(0)).tolist()
     walk = [token for token in shuffled if token not in read]
-    first = (prose + walk)[:length]
+    first = (prose + walk or shuffled)[:length]
     first = (first * (1 + length // len(first)))[:length]
     rest = walk[length - len(prose) :]
     if len(rest) * weights > MOST_WALK_WORK:

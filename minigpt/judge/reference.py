@@ -167,5 +167,6 @@ class Recorder:
             hook.remove()
 
     def _keep(self, place: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-        self.inputs[place] = args[0]
+        if args:
+            self.inputs[place] = args[0]
         self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple

@@ -156,7 +156,7 @@ class _Judgement:
             speed=_speed(truth, candidate), gradients=gradient_rows,
             missing=[part for part, is_lacking in lacking.items() if is_lacking],
         )  # fmt: skip
-        return report, drift.places()
+        return report, [] if candidate.center else drift.places()  # a centred stream is another one
 
     def _about(self, sites: list[str]) -> dict[str, Any]:
         """Return what is judged."""

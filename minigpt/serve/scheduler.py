@@ -219,15 +219,22 @@ class Lane:
         chosen: list[Any] = self.batch.choose(step)
         rows = [row for row in chosen if not row.job.channel.disconnected]
         self.meters.tokens.labels(self.name).inc(sum(len(row.ids) - before[row] for row in rows))
-        self._report(rows, logits)
+        try:
+            self._report(rows, logits)
+        except BaseException as error:  # the batch no longer has those that ended
+            for row in rows:
+                row.job.channel.fail(error)
+            raise
         self._release(rows)
         self.is_decoding = any(row.is_read for row in self.writing)
 
     def fail(self, error: BaseException) -> None:
         """End all requests with an error."""
-        for job in {*self.waiting, *(row.job for row in self.writing)}:
+        jobs = {row.job for row in self.writing}
+        while self.waiting:  # one by one: another thread may append meanwhile
+            jobs.add(self.waiting.popleft())
+        for job in jobs:
             job.channel.fail(error)
-        self.waiting.clear()
         self._batch, self.is_decoding = None, False
 
     def _fill_places(self) -> None:

@@ -154,8 +154,10 @@ class Fitting(nn.Module):
     def _fit(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
         """Fit a copy of the norm; return its output for ``x``."""
         trial, target = copy.deepcopy(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
-        if isinstance(trial, FrozenLayerNorm) and trial.calibration is None:
-            trial.calibrate(x)
+        if isinstance(trial, FrozenLayerNorm):
+            trial.is_first = None  # of the rows that were read before
+            if trial.calibration is None:
+                trial.calibrate(x)
         present = trial(x)
         before = r_squared(present, target)
         if _equals(present, target, 8 * torch.finfo(x.dtype).eps):

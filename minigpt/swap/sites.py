@@ -16,6 +16,7 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.host import Host, host_of
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
+from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 
 EPS = 1e-5  # of a site that has none
@@ -58,7 +59,10 @@ def swap_norms(
     _require_runs(new[chosen[0]], host)
     for name, module in new.items():
         model.set_submodule(name, module)
-    for note in sorted({note for module in new.values() for note in norms.notes(module)}):
+    remarks = {note for module in new.values() for note in norms.notes(module)}
+    if not hasattr(host.root, "norm_modules") and any(isinstance(module, FrozenLayerNorm) for module in new.values()):
+        remarks.add("frozen norms count positions from 0 in each call of this model: use no cache and no left padding")
+    for note in sorted(remarks):
         logging.getLogger("minigpt").warning("%s", note)
     return chosen
 

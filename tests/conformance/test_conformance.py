@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import sabotages
@@ -30,7 +31,7 @@ def check(norm: object, cases: str | list[str] = "*", seed: int = 0) -> Conforma
 @unchecked
 @pytest.mark.parametrize("name", EXACT)
 def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> None:
-    report = check_norm(name, device=device)
+    report = check_norm(name, device=device, seed=0)
     assert report.passed, report
     assert report.diagnoses == []
     assert [case.name for case in report.cases] == case_names()
@@ -284,3 +285,62 @@ def test_inexact_registered_norms_are_named_for_what_they_are(name: str) -> None
             check(name, "ordinary rows")
         return
     assert check(name, ["ordinary rows", "gradients, ordinary rows"]).diagnoses[0].startswith(mistake)
+
+
+def test_rows_are_new_in_every_run_unless_a_seed_is_given() -> None:
+    reports = [check_norm("fused", device="cpu", cases="ordinary rows", seed=seed) for seed in (None, None, 5, 5)]
+    assert reports[0].seed != reports[1].seed
+    errors = [report.cases[0].worst.error for report in reports]
+    assert errors[2] == errors[3]
+    assert len(set(errors)) == 3
+
+
+class WrongTwice(torch.autograd.Function):
+    """Right first derivatives, whose own derivatives are cut off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+            y = torch.nn.functional.layer_norm(leaves[0], leaves[0].shape[-1:], *leaves[1:], 1e-5)
+        return torch.autograd.grad(y, leaves, dy)
+
+
+def test_second_derivatives_are_a_note() -> None:
+    class Wrong(LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return WrongTwice.apply(x, self.weight, self.bias)
+
+    for norm, remarks in (
+        ("textbook", []),
+        (Wrong, ["its second derivatives are wrong in float64; training needs only first ones"]),
+    ):
+        report = check_norm(norm, device="cpu", cases="ordinary rows", seed=0)
+        assert report.passed
+        assert report.notes == remarks
+
+
+class MultiplesOf64(LayerNorm):
+    """It refuses other widths when it is built, and loses the rows from 3,000 on if ``loses``."""
+
+    loses = False
+
+    def __init__(self, shape: int, eps: float = 1e-5, bias: bool = True) -> None:
+        if shape % 64:
+            raise ValueError("the width must be a multiple of 64")
+        super().__init__(shape, eps, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return torch.cat([y[:3000], 0 * y[3000:]]) if self.loses and len(y) > 3000 else y
+
+
+def test_a_width_that_is_refused_hides_no_mistake_and_is_none() -> None:
+    assert check(MultiplesOf64, ["widths", "1,024 rows"]).passed
+    losing = type("Losing", (MultiplesOf64,), {"loses": True})
+    assert not check(losing, "65,536 rows").passed

@@ -135,3 +135,18 @@ def test_a_row_without_room_for_a_token_is_only_read() -> None:
     assert step.pieces[0].logits.shape == (3, 83)
     assert batch.choose(step) == [row]
     assert (row.end, row.ids, batch.rows) == ("length", [1, 2, 3], [])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_row_of_nan_leaves_nothing_to_the_row_that_takes_its_place(place: int) -> None:
+    """PyTorch multiplies what is masked by 0, and NaN times 0 is NaN."""
+    model = small_model()
+    model.ln_f.register_forward_hook(lambda *_: None)  # the kernel does not serve it
+    rows = [Row(ids, parse_settings(max_new_tokens=6), prompt=0) for ids in ([*range(30)], [7, 8, 9, 10], [5, 6, 7])]
+    batch = Batch(model, 3, 40)
+    batch.add(rows)
+    batch.step()
+    assert batch.reader.kernel is None
+    batch.reader.store[:, :, place] = torch.nan
+    batch.drop([rows[place]])
+    assert not batch.reader.store.isnan().any()

@@ -318,3 +318,9 @@ def test_the_worst_position_has_its_place(original: minigpt.Original) -> None:
     assert int(kl.argmax()) == worst.position
     text = original.text(ids[0, : worst.position + 1].tolist())
     assert text.endswith(worst.text)
+
+
+def test_a_vocabulary_that_the_prompts_read_whole(tmp_path: Path) -> None:
+    config = minigpt.GPT2Config(vocab_size=12, n_positions=32, n_embd=8, n_layer=1, n_head=2)
+    minigpt.save_pretrained(minigpt.GPT2(config), tmp_path / "toy")
+    assert minigpt.parity(tmp_path / "toy", device="cpu").passed

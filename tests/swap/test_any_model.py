@@ -98,3 +98,8 @@ def test_a_module_without_norms_is_refused() -> None:
     for thing in (nn.Linear(2, 2), "demo"):
         with pytest.raises(minigpt.ConfigError, match="a language model of transformers with norms, got a"):
             minigpt.swap_norms(thing, "rms")
+
+
+def test_frozen_norms_say_that_a_model_of_transformers_tells_no_positions(caplog: pytest.LogCaptureFixture) -> None:
+    minigpt.swap_norms(model_of("llama"), "frozen")
+    assert "count positions from 0 in each call" in caplog.text

@@ -199,6 +199,12 @@ def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) ->
 
 def _eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Say whether the module's eps differs from the model's."""
-    if others := ", ".join(f"{value:g}" for value in other_eps(module, eps)):
+    others = [f"{value:g}" for value in other_eps(module, eps)]
+    if others := ", ".join(others + ["None"] * _has_no_eps(module)):
         return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
     return () if takes_eps or eps_of(module) else (f"eps cannot be set in {title(module)}",)
+
+
+def _has_no_eps(module: nn.Module) -> bool:
+    """Return True if a part's eps is None: torch.nn.RMSNorm then takes the smallest step of the dtype."""
+    return any(EPS.fullmatch(name) and value is None for part in module.modules() for name, value in vars(part).items())
