@@ -537,7 +537,7 @@ BAD = [
     ("bench norms --wdith 3", "--width.*minigpt bench norms --help"),
     ("bench norms --width 0", "widths, rows and repeats must be 1 or more"),
     ("bench generate --model demo --preset gpt2-xl", "--preset gpt2-xl is for random weights"),
-    ("norms --device cpu", "--device, --all and --html are for --check NAME"),
+    ("norms --device cpu", "--device, --all, --html and --seed are for --check NAME"),
     ("info ./no/such/folder", "no directory or file of weights"),
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
     (f"{GENERATE} --norm frozen", "--fit must name a text"),
