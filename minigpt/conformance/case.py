@@ -289,7 +289,6 @@ class Case:
 
     Attributes:
         reason: for the bound.
-        is_needed: False for what no GPT-2 needs, such as a width of 2: a norm may refuse it.
     """
 
     name: str
@@ -298,7 +297,6 @@ class Case:
     reason: str
     compare: Compare
     dtypes: tuple[torch.dtype, ...] = ALL
-    is_needed: bool = True
 
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
@@ -312,7 +310,7 @@ class Case:
             outcomes = [worst_element(*compared) for compared in self.compare(subject, dtype)]
         except RAISED as error:
             sentence = str(error) if isinstance(error, NormError) else f"it raises {last_line(error)}"
-            is_refused = isinstance(error, Unsupported) or dtype == torch.float64 or not self.is_needed
+            is_refused = isinstance(error, Unsupported) or dtype == torch.float64
             return Outcome(None if is_refused else False, math.inf, note=sentence)
         parts = frozenset[str]().union(*(outcome.parts for outcome in outcomes))
         return dataclasses.replace(max(outcomes, key=lambda outcome: outcome.ratio), parts=parts)
