@@ -21,16 +21,6 @@ def check_option(name: str, value: object, known: Sequence[str]) -> None:
         raise ConfigError(f"must be {' or '.join(known)}, got {value!r}", argument=name)
 
 
-def check_dtype_name(name: object) -> None:
-    """Check the name of a dtype.
-
-    Raises:
-        ConfigError: if it is not in ``DTYPE_NAMES``.
-    """
-    if name not in DTYPE_NAMES:
-        raise ConfigError(f"unknown dtype {name!r}; known are {', '.join(DTYPE_NAMES)}")
-
-
 def check_quantize(quantize: str | None, arithmetic: str) -> None:
     """Check that weights of eight bits are not to give the reference's bits, which they cannot.
 

@@ -4,7 +4,6 @@ Above the class is what each field may hold, and which fields of other people's 
 """
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ _WITHOUT_EFFECT = re.compile(
     r"|num_return_sequences|forced_bos_token_id|forced_eos_token_id|remove_invalid_values|exponential_decay_length_penalty"
     r"|suppress_tokens|begin_suppress_tokens|(sep|cls|unk|mask|decoder_start)_token_id"
     r"|n_special|predict_special_tokens|eos_token_ids|xla_device|attn_implementation|transformers_weights"
+    r"|is_decoder|cross_attention_hidden_size|tie_encoder_decoder|chunk_size_feed_forward"
 )
 
 # Other names of a field: transformers' attribute names, and the one that GPT-2's first config files had.
@@ -37,20 +37,11 @@ _ALIASES = {
     "n_ctx": "n_positions",
 }
 
-# Fields of networks that call themselves GPT-2 and compute other logits, and that transformers' GPT-2 passes over.
-OTHER_NETWORKS = re.compile(r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type")
-
-# Fields that change the model in transformers, each with the values at which they do not.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "is_decoder": (False, True, None),  # a GPT-2 is causal either way
-    "is_encoder_decoder": (False, None),
-    "tie_encoder_decoder": (False, None),
-    "chunk_size_feed_forward": (0, None),
-    "quantization_config": (None,),
-}
+# Fields of networks that compute other logits than a GPT-2, refused unless they are null, false or empty.
+OTHER_NETWORKS = re.compile(
+    r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type"
+    r"|add_cross_attention|is_encoder_decoder|quantization_config"
+)
 
 
 class Rule(NamedTuple):
@@ -72,10 +63,7 @@ SIZE = Rule(lambda size: type(size) is int and 0 < size < 2**31, "a whole number
 ID = Rule(lambda id: type(id) is int and -(2**31) <= id < 2**31, "a token id of 32 bits")  # some write -1 for none
 IDS = Rule(lambda ids: all(map(ID.fits, ids if isinstance(ids, tuple) else [ids])), f"{ID.words}, or a list of them")
 SHARE = Rule(lambda share: type(share) in (int, float) and 0 <= share <= 1, "within [0, 1]")
-AMOUNT = Rule(
-    lambda amount: type(amount) in (int, float) and 0 <= amount <= sys.float_info.max,
-    "0 or more, and no more than a float can hold",
-)
+AMOUNT = Rule(lambda amount: type(amount) in (int, float) and 0 <= amount <= sys.float_info.max, "a float, 0 or more")
 FLAG = Rule(lambda flag: isinstance(flag, bool), "true or false")
 ACTIVATION = Rule(lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
 
@@ -176,9 +164,11 @@ class GPT2Config:
         Raises:
             ConfigError: if a field has a value that would make another model, or its name is unknown.
         """
-        if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-            raise ConfigError(f"config fields must be a dict with names as keys, got {fields!r:.100}")
-        _refuse_other_models(fields)
+        if (kind := fields.get("model_type", "gpt2")) != "gpt2":
+            way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
+            raise ConfigError(f'model_type must be "gpt2", got {kind!r}' + way_out * (kind == "minigpt-gpt2"))
+        if other := [name for name, value in fields.items() if value and OTHER_NETWORKS.fullmatch(name)]:
+            raise ConfigError(f"{other[0]}={fields[other[0]]!r:.200} is of another network than GPT-2; it must be null")
         names = {field.name for field in dataclasses.fields(cls)}
         known = {name: value for name, value in fields.items() if name not in _ALIASES}
         for alias, name in _ALIASES.items():  # n_ctx may contradict n_positions: transformers does not read it
@@ -186,8 +176,10 @@ class GPT2Config:
                 raise ConfigError(
                     f"{alias}={fields[alias]!r:.200} contradicts {name}={known[name]!r:.200}; they are one field"
                 )
-        others = [name for name in known.keys() - names - _NEUTRAL.keys() if not OTHER_NETWORKS.fullmatch(name)]
-        if unknown := sorted(name for name in others if not _WITHOUT_EFFECT.fullmatch(name)):
+        others = known.keys() - names - {"model_type"}
+        if unknown := [
+            name for name in sorted(others) if not (OTHER_NETWORKS.fullmatch(name) or _WITHOUT_EFFECT.fullmatch(name))
+        ]:
             raise ConfigError(f"unknown config fields: {', '.join(unknown)}; remove those that do not change the model")
         return cls(**{name: value for name, value in known.items() if name in names})
 
@@ -210,18 +202,3 @@ def presets_folder() -> Path:
     """Return the folder of presets: inside an installed package, beside it in a checkout."""
     installed = Path(__file__).parent / "configs"
     return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
-
-
-def _refuse_other_models(fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        if OTHER_NETWORKS.fullmatch(name) and value:
-            expected = "null"
-        elif value not in _NEUTRAL.get(name, (value,)):
-            expected = " or ".join(json.dumps(neutral) for neutral in _NEUTRAL[name] if neutral is not None) or "null"
-        else:
-            continue
-        way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
-        raise ConfigError(
-            f"{name}={json.dumps(value, default=str)} is not supported, only {expected}"
-            + way_out * (value == "minigpt-gpt2")
-        )

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from minigpt.choices import DTYPE_NAMES, check_dtype_name
+from minigpt.choices import DTYPE_NAMES, check_option
 from minigpt.errors import ConfigError
 from minigpt.version import __version__
 
@@ -27,31 +28,26 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_N
 
 
 def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The torch dtype of a name; None, "the checkpoint's own", stays None.
+    """Return the torch dtype of a name; None, "the checkpoint's own", stays None.
 
     Raises:
-        ConfigError: the dtype is not one of float32, bfloat16, float16 and float64.
+        ConfigError: if the dtype is not one of float32, bfloat16, float16 and float64.
     """
-    if dtype is None:
-        return None
-    if isinstance(dtype, str):
-        check_dtype_name(dtype)
-        return DTYPES[dtype]
-    if dtype not in DTYPES.values():
-        check_dtype_name(dtype)
-    return dtype
+    if dtype is not None and dtype not in DTYPES.values():
+        check_option("dtype", dtype, DTYPE_NAMES)
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """ "float32" for torch.float32."""
+    """Return "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def resolve_device(device: str | int | torch.device | None) -> torch.device:
-    """The device of a name; None is CUDA where there is one, else the CPU.
+    """Return the device of a name; None is CUDA where there is one, else the CPU.
 
     Raises:
-        ConfigError: the name is unknown, or that device is not on this machine.
+        ConfigError: if the name is unknown, or that device is not on this machine.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,9 +58,7 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
     if resolved.type in ("cpu", "meta"):
         return resolved
     backend: Any = getattr(torch, resolved.type, None)
-    if not hasattr(backend, "device_count"):
-        raise ConfigError(f"device {str(device)!r} is not supported; known are cpu, cuda, cuda:N, mps and meta")
-    count = backend.device_count() if backend.is_available() else 0
+    count = backend.device_count() if backend is not None and backend.is_available() else 0
     if (resolved.index or 0) >= count:
         raise ConfigError(
             f"device {str(device)!r} is not on this machine, where PyTorch sees {count}; use --device cpu"
@@ -72,18 +66,11 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
     return resolved
 
 
-def last_cache_bytes() -> int:
-    """Return the size of the processor's last cache; where the system does not name it, 32 MiB."""
-    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    sizes = [int(text[:-1]) << 10 for text in (file.read_text().strip() for file in files) if text.endswith("K")]
-    return max(sizes, default=32 << 20)
-
-
 def require_values(device: torch.device) -> None:
     """Refuse to compute where there is nothing to compute with.
 
     Raises:
-        ConfigError: the device is meta, which holds shapes and no values.
+        ConfigError: if the device is meta, which holds shapes and no values.
     """
     if device.type == "meta":
         raise ConfigError("device 'meta' holds shapes and no values, so nothing can be computed there; use cpu or cuda")
@@ -106,24 +93,18 @@ def has_values(tensor: torch.Tensor) -> bool:
     return True
 
 
-INFO = Path("/proc/cpuinfo")
-
-
-def processor_fact(name: str) -> str | None:
-    """Return a field of /proc/cpuinfo, e.g. "model name"; None if there is none."""
-    lines = INFO.read_text().splitlines() if INFO.exists() else []
-    facts = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in facts if key.strip() == name), None)
-
-
 def processor_name() -> str:
-    """The processor's own name where the system tells it, else the name of its kind."""
-    return processor_fact("model name") or platform.machine()
+    """Return the name of the processor where the system tells it, else the name of its kind."""
+    return _CPU.get("model name", platform.machine())
+
+
+_INFO = Path("/proc/cpuinfo")  # of Linux: "model name      : AMD EPYC ..." of each processor
+_CPU: dict[str, str] = dict(re.findall(r"(.+?)\s*: (.+)", _INFO.read_text())) if _INFO.exists() else {}
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 # MKL keeps its best kernels to Intel's own processors. oneDNN has them for AMD's, from AVX-512 on.
-_IS_AMD = "AuthenticAMD" in (processor_fact("vendor_id") or platform.processor())
+_IS_AMD = "AuthenticAMD" in _CPU.get("vendor_id", platform.processor())
 PREFERS_ONEDNN = HAS_ONEDNN and _IS_AMD and torch.cpu._is_avx512_supported()
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # instructions for it
 

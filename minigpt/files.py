@@ -24,10 +24,9 @@ def as_path(value: str | os.PathLike[str], argument: str, kind: type[MiniGPTErro
     Raises:
         MiniGPTError: of the given kind, if it is empty, holds NUL, or is not a path.
     """
-    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
         raise kind(f"must be a path, got {value!r:.100}", argument=argument)
-    return Path(text)
+    return Path(value)
 
 
 def read_object(path: Path, kind: type[MiniGPTError]) -> dict[str, Any]:
@@ -58,14 +57,6 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise TypeError(f"it is a {type(fields).__name__}")
     return fields
-
-
-def _is_object(data: bytes) -> bool:
-    try:
-        parse_object(data)
-    except (ValueError, TypeError):
-        return False
-    return True
 
 
 def finite(value: Any, instead: Callable[[float], Any] = lambda number: None) -> Any:
@@ -269,16 +260,17 @@ class Lines:
             MiniGPTError: if it cannot be written, as on a full disk, where the earlier rows stay; or if the file was
                 removed.
         """
-        self._require_kept()
+        state = os.fstat(self._file.fileno())
+        if state.st_nlink == 0:
+            raise self.kind(f"{self.path} was removed while it was written; its {len(self.rows)} rows are lost")
         line = json.dumps(finite({**self._run, **row}), ensure_ascii=False, allow_nan=False) + "\n"
-        size = os.fstat(self._file.fileno()).st_size
+        data = line.encode(errors="backslashreplace")  # a lone surrogate as JSON writes it
         try:
-            data = line.encode(errors="backslashreplace")  # a lone surrogate as JSON writes it
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._file.truncate(size)
+                self._file.truncate(state.st_size)
             raise self.kind(
                 f"cannot write {self.path}: {error.strerror}; the {len(self.rows)} rows before stay, and the same "
                 "command goes on from there"
@@ -292,14 +284,8 @@ class Lines:
     def __enter__(self) -> "Lines":
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        with contextlib.closing(self):
-            if error is None:
-                self._require_kept()
-
-    def _require_kept(self) -> None:
-        if os.fstat(self._file.fileno()).st_nlink == 0:
-            raise self.kind(f"{self.path} was removed while it was written; its {len(self.rows)} rows are lost")
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _read(self) -> None:
         try:
@@ -310,11 +296,8 @@ class Lines:
             pass
         self._file.seek(0)
         *lines, rest = self._file.read().split(b"\n")
-        is_whole = _is_object(rest)  # somebody's editor took the last newline away
-        self.rows = [self._parsed(number, line) for number, line in enumerate(lines + [rest] * is_whole, start=1)]
-        if is_whole:
-            self._file.write(b"\n")
-        elif rest:
+        self.rows = [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
+        if rest:
             self.torn = len(lines) + 1
             self._require_own(self.torn, rest)
             self._file.truncate(self._file.tell() - len(rest))

@@ -16,7 +16,6 @@ from minigpt.choices import (
     DTYPE_NAMES,
     KEEP,
     QUANTIZES,
-    check_dtype_name,
     check_keep,
     check_option,
     check_quantize,
@@ -166,7 +165,7 @@ class Recipe:
         check_quantize(self.quantize, self.arithmetic)
         dtype = self.dtype if isinstance(self.dtype, str) else str(self.dtype or "auto").removeprefix("torch.")
         if dtype != "auto":
-            check_dtype_name(dtype)
+            check_option("dtype", dtype, DTYPE_NAMES)
         object.__setattr__(self, "dtype", None if dtype == "auto" else dtype)
         object.__setattr__(self, "sites", tuple(patterns_of(self.sites)))
         check_keep(self.keep)

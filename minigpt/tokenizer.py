@@ -1,6 +1,5 @@
 """Text <-> token ids, with the ids that transformers gives."""
 
-import mmap
 import pickle
 import re
 from collections.abc import Iterable
@@ -21,9 +20,6 @@ NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-
 GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # takes a tokenizer.json as it is
 PLAIN_CLASSES = (*GPT2_CLASSES, PLAIN_CLASS, "TokenizersBackend")
-
-LONG = 1_000_000  # characters, from which on the memory for their tokens is looked for first
-BYTES_OF_CHARACTER = 128  # that the tokenizer takes while it reads; about 170 were measured for English
 
 
 class Tokenizer:
@@ -88,10 +84,8 @@ class Tokenizer:
             add_special_tokens: with what the tokenizer puts around each text, as a first token. GPT-2's adds nothing.
 
         Raises:
-            GenerationError: if the text is not a string, has lone surrogates, or is too long for the memory.
+            GenerationError: if the text is not a string, or has lone surrogates.
         """
-        if isinstance(text, str) and len(text) > LONG:
-            _require_memory(len(text))
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:
@@ -110,9 +104,8 @@ class Tokenizer:
         Raises:
             GenerationError: if an id is outside the vocabulary.
         """
-        kept = [int(token_id) for token_id in ids]
-        if skip_special_tokens:
-            kept = [token_id for token_id in kept if not (token_id in self._added and self._added[token_id].special)]
+        special = {token_id for token_id, token in self._added.items() if token.special and skip_special_tokens}
+        kept = [token_id for token_id in map(int, ids) if token_id not in special]
         data = self.decode_bytes(kept)  # which also checks the ids
         if self._is_byte_level:
             return data.decode("utf-8", errors="replace")
@@ -156,11 +149,6 @@ class Tokenizer:
         return self._id_of("eos_token")
 
     @property
-    def pad_token_id(self) -> int | None:
-        """The id of the token that fills a row, or None."""
-        return self._id_of("pad_token")
-
-    @property
     def end_of_text_id(self) -> int | None:
         """The id that separates texts: ``eos_token_id``, or that of ``<|endoftext|>``; None without either."""
         return self.backend.token_to_id(END_OF_TEXT) if self.eos_token_id is None else self.eos_token_id
@@ -180,9 +168,9 @@ class Tokenizer:
         token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
-        if self._is_byte_level and _BYTE_OF.keys() >= {
-            *token
-        }:  # else somebody has put a plain text into the vocabulary
+        if self._is_byte_level and all(
+            character in _BYTE_OF for character in token
+        ):  # else a plain text somebody added
             return bytes(_BYTE_OF[character] for character in token)
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):  # SentencePiece's
             return bytes.fromhex(byte[1])
@@ -238,9 +226,8 @@ def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
     named = [value for name, value in fields.items() if name.endswith("_token")]
     named += [*(fields.get("extra_special_tokens") or ()), *(fields.get("additional_special_tokens") or ())]
     named += (fields.get("added_tokens_decoder") or {}).values()
-    texts = {_content(token) for token in named}
-    is_whole = all(backend.token_to_id(text) is not None for text in texts if isinstance(text, str))
-    return backend if is_whole else None
+    texts = [text for text in map(_content, named) if isinstance(text, str)]
+    return backend if all(backend.token_to_id(text) is not None for text in texts) else None
 
 
 def _of_characters(file: Path) -> tokenizers.Tokenizer:
@@ -264,9 +251,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Builds numbers, texts and containers, and imports nothing. So nothing can be called either."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        raise pickle.UnpicklingError(
-            f"{module_name}.{global_name} is not read from a pickle, since that could run code"
-        )
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is not read from a pickle: that could run code")
 
 
 def _of_transformers(folder: Path) -> Any:
@@ -302,19 +287,3 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
-
-
-def _require_memory(characters: int) -> None:
-    """Check that there is memory to read a text: the tokenizer ends the process where there is none.
-
-    Raises:
-        GenerationError: if there is not.
-    """
-    size = BYTES_OF_CHARACTER * characters
-    try:
-        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()  # takes addresses, and no memory yet
-    except OSError as error:
-        raise GenerationError(
-            f"a text of {characters:,} characters takes {size / 1e9:.1f} GB to read, which this process cannot have "
-            "(ulimit -v, or the machine's memory); divide it into several files"
-        ) from error

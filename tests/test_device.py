@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from minigpt import ConfigError
-from minigpt.device import (
-    DTYPES,
-    ENVIRONMENT,
-    dtype_name,
-    resolve_device,
-    resolve_dtype,
-    settle_memory,
-)
+from minigpt.device import DTYPES, ENVIRONMENT, dtype_name, resolve_device, resolve_dtype, settle_memory
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
@@ -28,7 +21,7 @@ def test_a_dtype_by_its_name_and_as_itself(name: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", ["fp16", "half", "torch.float32", "Float32", "", torch.int8, torch.complex64, 32])
 def test_an_unknown_dtype_lists_the_known(dtype: object) -> None:
-    with pytest.raises(ConfigError, match=r"^unknown dtype .*; known are float32, bfloat16, float16, float64$"):
+    with pytest.raises(ConfigError, match=r"^dtype must be float32 or bfloat16 or float16 or float64, got "):
         resolve_dtype(dtype)
 
 
@@ -36,12 +29,10 @@ def test_an_unknown_dtype_lists_the_known(dtype: object) -> None:
 def test_an_unknown_device_lists_the_known(device: object) -> None:
     with pytest.raises(ConfigError, match=r"^unknown device .*; known are cpu, cuda, cuda:N, mps and meta$"):
         resolve_device(device)
-    with pytest.raises(ConfigError, match=r"^device 'fpga' is not supported; known are cpu"):
-        resolve_device("fpga")
 
 
-@pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, torch.device("cuda", 3)), (2, "cuda:2")])
-def test_a_cuda_device_that_is_not_there(count: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, torch.device("cuda", 3)), (2, "cuda:2"), (0, "fpga")])
+def test_a_device_that_is_not_there(count: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(ConfigError, match=f"^device '{device}' is not on this machine, where PyTorch sees {count}"):

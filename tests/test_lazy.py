@@ -11,18 +11,10 @@ from checkpoints import reference, saved
 
 import minigpt
 
-HEAVY = (
-    "torch",
-    "transformers",
-    "triton",
-    "tokenizers",
-    "safetensors",
-    "huggingface_hub",
-    "numpy",
-    "jaxtyping",
-    "typer",
+HEAVY = {
+    "torch", "transformers", "triton", "tokenizers", "safetensors", "huggingface_hub", "numpy", "jaxtyping", "typer",
     "rich",
-)
+}  # fmt: skip
 
 
 def imported_by(script: str) -> set[str]:
@@ -33,15 +25,9 @@ def imported_by(script: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_the_import_alone_is_light() -> None:
-    assert not imported_by("import minigpt; minigpt.__version__; dir(minigpt)") & set(HEAVY)
-
-
-def test_errors_and_configs_need_no_pytorch() -> None:
-    used = imported_by(
-        "import minigpt; minigpt.GPT2Config.preset('gpt2'); minigpt.CheckpointError; minigpt.MiniGPTError"
-    )
-    assert not used & set(HEAVY)
+@pytest.mark.parametrize("script", ["dir(minigpt)", "minigpt.GPT2Config.preset('gpt2'); minigpt.CheckpointError"])
+def test_the_import_alone_is_light(script: str) -> None:
+    assert not imported_by(f"import minigpt; {script}") & HEAVY
 
 
 def test_a_wrong_word_of_an_option_is_an_error_before_pytorch_is_imported() -> None:
@@ -77,8 +63,4 @@ def test_type_checkers_see_the_same_names() -> None:
         name: module for module, name in homes if module != "minigpt"
     }
     assert sorted(name for _, name in homes) == dir(minigpt)
-
-
-@pytest.mark.parametrize("name", dir(minigpt))
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(minigpt, name) is not None
+    assert all(getattr(minigpt, name) is not None for name in dir(minigpt))

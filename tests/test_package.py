@@ -53,7 +53,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     expected = {f"minigpt/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")}
-    expected |= {f"minigpt/demo/{path.name}" for path in DEMO.iterdir() if path.is_file()}
+    expected |= {f"minigpt/demo/{path.name}" for path in DEMO.iterdir() if path.is_file()} | {"minigpt/py.typed"}
     assert expected <= set(names)
     assert all(name.startswith(("minigpt/", "minigpt-")) for name in names)
     assert len(names) == len(set(names))

@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,72 +51,64 @@ def gpt2() -> Tokenizer:
     return Tokenizer.from_pretrained(gpt2_vocabulary())
 
 
-@settings(max_examples=100)
-@given(UNICODE)
-def test_every_text_comes_back_byte_for_byte(ours: Tokenizer, text: str) -> None:
-    ids = ours.encode(text)
-    assert ours.decode_bytes(ids) == text.encode()
-    assert ours.decode(ids) == text
-    assert all(0 <= token_id < ours.vocab_size for token_id in ids)
-
-
 # Any folder that transformers reads.
 
 
-def flags() -> st.SearchStrategy[dict[str, bool]]:
-    names = st.fixed_dictionaries({"special": st.booleans(), "normalized": st.booleans()})
-    trims = st.sampled_from([{}, {}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}])
-    return st.builds(lambda one, other: one | other, names, trims)
+RARELY = st.sampled_from([False, False, True])
+FLAGS = st.builds(
+    dict,
+    special=st.booleans(),
+    normalized=st.booleans(),
+    lstrip=RARELY,
+    rstrip=RARELY,
+    single_word=RARELY,
+)
+TOKEN = st.sampled_from(["<|user|>", "<|bot|>", "dog", END_OF_TEXT])
+NAMED = st.none() | TOKEN | st.builds(lambda text, how: {"__type": "AddedToken", "content": text} | how, TOKEN, FLAGS)
+FIELDS = st.fixed_dictionaries({}, optional={
+    "tokenizer_class": st.sampled_from(["GPT2Tokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "Other"]),
+    "add_prefix_space": st.booleans(),
+    "add_bos_token": st.booleans(),
+    **dict.fromkeys(("bos_token", "eos_token", "pad_token"), NAMED),
+    "extra_special_tokens": st.sampled_from([[], ["<|far|>"], {"image_token": "<|far|>"}]),
+    "model_max_length": st.just(1024),
+    "added_tokens_decoder": st.builds(
+        lambda text, how: {"300": {"content": text} | how, "0": {"content": END_OF_TEXT, "special": True}},
+        st.sampled_from(["<|user|>", "x"]), FLAGS,
+    ),
+})  # fmt: skip
 
 
 @st.composite
 def folders(draw: st.DrawFn) -> dict[str, Any]:
     """Files of a tokenizer, most of them as GPT-2's own, with some of what people add."""
     content = json.loads(tiny_bpe().to_str())
-    rarely = st.sampled_from([False, False, True])
-    token = st.sampled_from(["<|user|>", "<|bot|>", "dog", END_OF_TEXT])
-    named = (
-        st.none() | token | st.builds(lambda text, how: {"__type": "AddedToken", "content": text} | how, token, flags())
-    )
     files: dict[str, Any] = {"config.json": {"model_type": "gpt2"}}
-    if draw(rarely):
+    if draw(RARELY):
         files["config.json"]["tokenizer_class"] = draw(st.sampled_from(["GPT2Tokenizer", "PreTrainedTokenizerFast"]))
-    fields = st.fixed_dictionaries({}, optional={
-        "tokenizer_class": st.sampled_from(["GPT2Tokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "Other"]),
-        "add_prefix_space": st.booleans(),
-        "add_bos_token": st.booleans(),
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), named),
-        "extra_special_tokens": st.sampled_from([[], ["<|far|>"], {"image_token": "<|far|>"}]),
-        "model_max_length": st.just(1024),
-        "added_tokens_decoder": st.builds(
-            lambda text, how: {"300": {"content": text} | how, "0": {"content": END_OF_TEXT, "special": True}},
-            st.sampled_from(["<|user|>", "x"]), flags(),
-        ),
-    })  # fmt: skip
     if draw(st.booleans()):
-        files["tokenizer_config.json"] = draw(fields)
-    if draw(rarely):
+        files["tokenizer_config.json"] = draw(FIELDS)
+    if draw(RARELY):
         files["added_tokens.json"] = {"<|user|>": 300, "<|bot|>": 301}
-    if draw(rarely):
-        files["special_tokens_map.json"] = {"eos_token": draw(token), "pad_token": "<|pad|>"}
+    if draw(RARELY):
+        files["special_tokens_map.json"] = {"eos_token": draw(TOKEN), "pad_token": "<|pad|>"}
     if draw(st.booleans()):
-        if draw(rarely):
-            content["added_tokens"].append({"id": 300, "content": "<|bot|>", "single_word": False, "lstrip": False,
-                                        "rstrip": False} | draw(flags()) | {"lstrip": draw(rarely)})  # fmt: skip
-        if draw(rarely):
-            first = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
-            text = {"Sequence": {"id": "A", "type_id": 0}}
-            content["post_processor"] = {
-                "type": "TemplateProcessing", "single": [first, text], "pair": [first, text, text],
-                "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
-            }  # fmt: skip
-        content["pre_tokenizer"]["add_prefix_space"] = draw(rarely)
-        content["model"]["dropout"] = 0.5 if draw(rarely) else None
-        files["tokenizer.json"] = content
-    else:
-        files["vocab.json"] = content["model"]["vocab"]
-        files["merges.txt"] = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in content["model"]["merges"])])
-    return files
+        merges = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in content["model"]["merges"])])
+        return files | {"vocab.json": content["model"]["vocab"], "merges.txt": merges}
+    if draw(RARELY):
+        added = {"id": 300, "content": "<|bot|>", "single_word": False, "lstrip": False, "rstrip": False}
+        content["added_tokens"].append(added | draw(FLAGS))
+    if draw(RARELY):
+        first, text = (
+            {kind: {"id": id, "type_id": 0}} for kind, id in (("SpecialToken", END_OF_TEXT), ("Sequence", "A"))
+        )
+        content["post_processor"] = {
+            "type": "TemplateProcessing", "single": [first, text], "pair": [first, text, text],
+            "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
+        }  # fmt: skip
+    content["pre_tokenizer"]["add_prefix_space"] = draw(RARELY)
+    content["model"]["dropout"] = 0.5 if draw(RARELY) else None
+    return files | {"tokenizer.json": content}
 
 
 def write(folder: Path, files: dict[str, Any]) -> Path:
@@ -148,10 +139,9 @@ def test_a_folder_has_transformers_ids_before_and_after_saving(
     for text in (*TEXTS, *texts):
         expected = reference(text)["input_ids"] if file is None else file.encode(text).ids
         assert tokenizer.encode(text) == again.encode(text) == expected == reference_again(text)["input_ids"]
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    for name in ("bos_token_id", "eos_token_id"):
         same = [tokenizer, again, reference_again, *([reference] if file is None else [])]
-        ids = {getattr(one, name) for one in same}
-        assert len(ids) == 1, (name, ids)
+        assert len({getattr(one, name) for one in same}) == 1, name
     fields = json.loads((copied / "tokenizer_config.json").read_text())
     assert fields.keys() >= files.get("tokenizer_config.json", {}).keys(), "every field is kept"
 
@@ -273,7 +263,6 @@ def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> No
 # Files that are damaged or of another kind.
 
 WHOLE = tiny_bpe().to_str()
-SPLIT = '{"type": "Split", "pattern": {"Regex": "%s"}, "behavior": "Isolated", "invert": false}'
 DAMAGED: dict[str, dict[str, Any]] = {
     **{content[:15] or "empty": {"tokenizer.json": content} for content in ("", "{}", "[]", "[" * 100_000)},
     "cut": {"tokenizer.json": WHOLE[: len(WHOLE) // 2]},
@@ -285,6 +274,7 @@ DAMAGED: dict[str, dict[str, Any]] = {
     "deep settings": {"tokenizer.json": WHOLE, "tokenizer_config.json": '{"a":' * 100_000},
     "deep added tokens": {"tokenizer.json": WHOLE, "added_tokens.json": '{"a":' * 100_000},
     "some bytes": {"vocab.json": {"a": 0, "b": 1, "ab": 2}, "merges.txt": "a b"},
+    "no class": {"vocab.txt": "[PAD]\n[UNK]\na", "config.json": {"model_type": "gpt2"}},  # taken for GPT-2's
 }  # fmt: skip
 
 
@@ -295,16 +285,10 @@ def test_a_damaged_folder_is_refused(files: dict[str, Any], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("pattern", ["(", "(a|aa)+$"])
-@pytest.mark.parametrize("step", ["normalizer", "pre_tokenizer"])
-def test_patterns_that_the_library_cannot_match(step: str, pattern: str, tmp_path: Path) -> None:
-    """It panics, some when the files are read and some not before a text is."""
+def test_patterns_that_the_library_cannot_match(pattern: str, tmp_path: Path) -> None:
+    """It panics: with the first when the files are read, with the second when a text is."""
     fields = json.loads(WHOLE)
-    fields["pre_tokenizer"]["use_regex"] = False
-    split = json.loads(SPLIT % pattern)
-    if step == "pre_tokenizer":
-        fields[step] = {"type": "Sequence", "pretokenizers": [split, fields[step]]}
-    else:
-        fields[step] = {"type": "Replace", "pattern": split["pattern"], "content": ""}
+    fields["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
     write(tmp_path, {"tokenizer.json": fields, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}})
     with pytest.raises((CheckpointError, GenerationError)):
         Tokenizer.from_pretrained(tmp_path).encode("a" * 60 + "b")
@@ -329,13 +313,6 @@ def test_bert_s_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.kind == "WordPiece"
     with pytest.raises(GenerationError, match=r"token id 14 .* 14"):
         tokenizer.decode([14])
-
-
-def test_a_vocabulary_without_the_name_of_its_class_is_refused(tmp_path: Path) -> None:
-    """transformers takes it for GPT-2's, and makes a tokenizer without a vocabulary."""
-    write(tmp_path, {"vocab.txt": "[PAD]\n[UNK]\na", "config.json": {"model_type": "gpt2"}})
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json must name a tokenizer_class$"):
-        Tokenizer.from_pretrained(tmp_path)
 
 
 def unigram(folder: Path) -> Path:
@@ -379,15 +356,10 @@ def test_openai_s_own_names(gpt2: Tokenizer, tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 50256
 
 
-def characters(folder: Path, meta: object) -> Path:
-    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
-    return folder
-
-
 def test_the_characters_of_a_nanogpt(tmp_path: Path) -> None:
     alphabet = "\n !abc狗"
     stoi = {character: i for i, character in enumerate(alphabet)}
-    characters(tmp_path, {"vocab_size": len(alphabet), "itos": dict(enumerate(alphabet)), "stoi": stoi})
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": dict(enumerate(alphabet)), "stoi": stoi}))
     tokenizer = Tokenizer.from_pretrained(tmp_path)
     text = "ab  c\n\n狗!"
     assert tokenizer.encode(text) == [stoi[character] for character in text]
@@ -402,18 +374,6 @@ def test_the_characters_of_a_nanogpt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("meta", [[], {}, {"stoi": {"ab": 0}}, {"stoi": {"a": 0.5}}, {"stoi": Path("a")}], ids=str)
 def test_a_meta_file_of_something_else_is_refused(meta: object, tmp_path: Path) -> None:
     """And nothing in it is called."""
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
     with pytest.raises(CheckpointError, match=r"must have a dict 'stoi'|is not read from a pickle"):
-        Tokenizer.from_pretrained(characters(tmp_path, meta))
-
-
-def test_a_text_that_is_too_long_for_the_memory_is_one_sentence(tmp_path: Path) -> None:
-    """The tokenizer's own allocator would end the process."""
-    (tmp_path / "long.txt").write_text("word " * 4_000_000)
-    code = (
-        "import resource, minigpt\n"
-        "tokenizer = minigpt.Tokenizer.from_pretrained('demo')\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2 * 10**9, 2 * 10**9))\n"
-        f"tokenizer.encode(open({str(tmp_path / 'long.txt')!r}).read())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "a text of 20,000,000 characters takes 2.6 GB to read" in done.stderr.splitlines()[-1]
+        Tokenizer.from_pretrained(tmp_path)

@@ -35,9 +35,3 @@ def test_strict_pyright_finds_every_mistake_and_no_any(tmp_path: Path) -> None:
     assert revealed.keys() == requested
     vague = {lines[number]: message for number, message in revealed.items() if re.search(r"\b(Any|Unknown)\b", message)}
     assert not vague
-
-
-def test_the_package_says_that_it_is_typed() -> None:
-    import minigpt
-
-    assert (Path(minigpt.__file__).parent / "py.typed").is_file()

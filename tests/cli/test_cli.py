@@ -542,7 +542,7 @@ BAD = [
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
     (f"{GENERATE} --norm frozen", "--fit must name a text"),
     (f"{GENERATE} --attention flash", "--attention must be sdpa or eager, got 'flash'"),
-    (f"{GENERATE} --dtype int3", "unknown dtype 'int3'.*float32.*bfloat16.*float16"),
+    (f"{GENERATE} --dtype int3", "--dtype must be float32 or bfloat16 or float16 or float64, got 'int3'"),
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
     (f"{GENERATE} --quantize int9", "--quantize must be int8, got 'int9'"),
     (f"{GENERATE} --sites ln_f", "--sites .*a norm"),

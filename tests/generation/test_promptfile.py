@@ -104,7 +104,7 @@ def test_a_run_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
     whole = out.read_bytes()
     for end in (0, 1, 40, len(whole) // 2, len(whole) - 30, len(whole) - 1, len(whole)):
         out.write_bytes(whole[:end])
-        kept = whole[:end].count(b"\n") + (end == len(whole) - 1)  # only the last newline is lost
+        kept = whole[:end].count(b"\n")
         with texts_of(prompts, out) as file:
             assert len(file.lines.rows) == kept
             assert [text.prompt for text in file.write()] == list(range(kept, len(PROMPTS)))
