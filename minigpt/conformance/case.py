@@ -1,18 +1,26 @@
 """The norm under check, and one question to it: tensors that are compared, at which dtypes, and the result."""
 
-import copy
 import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from minigpt import norms
-from minigpt.conformance.truth import ORDINARY, RowKind, Truth, Weights, gradient_truth, ordinary_weights, truth
+from minigpt.conformance.truth import (
+    ORDINARY,
+    PERIOD,
+    RowKind,
+    Truth,
+    Weights,
+    gradient_truth,
+    ordinary_weights,
+    truth,
+)
 from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
@@ -28,6 +36,81 @@ ALL = tuple(DTYPES.values())
 
 class Unsupported(NormError):
     """The norm does not support this, and GPT-2 does not need it. The case is not judged, and does not fail."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of a comparison, or of one case at one dtype: that of the element furthest beyond its bound.
+
+    Attributes:
+        passed: None if the norm does not support what the case needs, and is not judged there.
+        ratio, error, bound: of the worst element; error and bound are None if nothing was measured.
+        note: the comparison, for example "the second call"; or why nothing was measured.
+        place: of what is wrong in the tensor: "rows from 256 on".
+        parts: the gradients that are wrong, by name; "" for an output.
+    """
+
+    passed: bool | None
+    ratio: float = 0.0
+    error: float | None = None
+    bound: float | None = None
+    note: str = ""
+    place: str = ""
+    parts: frozenset[str] = frozenset()
+
+
+def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, part: str = "") -> Outcome:
+    """Compare two tensors that should be equal. Two NaNs are equal in exact comparisons only.
+
+    Args:
+        expected: as many elements as ``value``, or those of its first rows, which it repeats.
+        bound: the largest error allowed, in the shape of ``expected``, or a number.
+        part: the gradient's name; "" for an output.
+    """
+    value, expected = value.detach().cpu(), expected.detach().cpu()
+    if value.numel() == 0 or (isinstance(bound, int) and torch.equal(value, expected)):
+        return Outcome(True, 0.0, 0.0, 0.0, what)
+    bound = torch.as_tensor(bound, dtype=torch.float64).expand_as(expected).flatten()
+    b, wrong, largest, worst = expected.double().flatten(), [], -1.0, (0.0, 0.0)
+    for piece in value.flatten().split(len(b)):
+        a, b, bound = piece.double(), b[: len(piece)], bound[: len(piece)]
+        is_repeated = a.isnan() & b.isnan() & (bound == 0)
+        error = torch.where((a == b) | is_repeated, 0.0, (a - b).abs())  # infinities may be equal
+        ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+        index = int(ratio.argmax())
+        if ratio[index] > largest:
+            largest, worst = float(ratio[index]), (float(error[index]), float(bound[index]))
+        wrong.append(ratio > 1)
+    if largest <= 1:
+        return Outcome(True, largest, *worst, what)
+    return Outcome(False, largest, *worst, what, place_of(torch.cat(wrong).view(value.shape), value), frozenset({part}))
+
+
+def place_of(wrong: Tensor, value: Tensor) -> str:
+    """Describe where a tensor is wrong: "tokens from 1,024 on", "one row in 8 from 7 on (all 0)"; "" for no pattern."""
+    if wrong.ndim == 0:
+        return ""
+    wrong, value = torch.atleast_2d(wrong), torch.atleast_2d(value)
+    rows, flags = wrong.any(-1), list[tuple[str, Tensor]]()
+    for axis, name in enumerate(("text", "token")):
+        if rows.ndim == 2 and torch.equal(rows.any(1 - axis, keepdim=True).expand_as(rows), rows):
+            flags.append((name, rows.any(1 - axis)))
+    flags += [("row", rows.flatten()), ("column", wrong.flatten(0, -2).any(0))]
+    place = next(filter(None, (pattern_of(name, along) for name, along in flags)), "")
+    return place + " (all 0)" * bool(place and not value[rows].any())
+
+
+def pattern_of(name: str, wrong: Tensor) -> str:
+    """Describe a part of a dimension, if it has a beginning, an end or a step."""
+    index = wrong.nonzero().flatten()
+    if wrong.all() or len(index) == 0:
+        return ""
+    steps, first, last = index.diff().unique().tolist(), int(index[0]), int(index[-1])
+    if len(index) == 1:
+        return f"{name} {first:,}"
+    if steps == [1]:
+        return f"{name}s from {first:,} on" if last == len(wrong) - 1 else f"{name}s {first:,} to {last:,}"
+    return f"one {name} in {steps[0]:,} from {first:,} on" if len(steps) == 1 and len(index) > 2 else ""
 
 
 @dataclasses.dataclass
@@ -84,47 +167,55 @@ class Built:
 
     def by_pytorch(self, x: Tensor) -> Tensor:
         """Return PyTorch's own LayerNorm of ``x``, with scale and shift where the module has them."""
-        weight, bias, complete = self.module.weight, self.module.bias, None
-        if self.is_completed:
-            complete = self.module.completed
-            weight, bias = None if self.module.multiplies else weight, None if self.module.adds else bias
+        adapted = self.module if isinstance(self.module, AdaptedNorm) else None
+        weight = None if adapted and adapted.multiplies else self.module.weight
+        bias = None if adapted and adapted.adds else self.module.bias
         y = F.layer_norm(x, self.module.weight.shape, weight, bias, self.eps)
-        return complete(y) if complete else y
+        return adapted.completed(y) if adapted else y
 
-    def compared(self, x: Tensor, what: str = "") -> "Compared":
+    def compared(self, x: Tensor, what: str = "") -> Outcome:
         """Compare the norm of ``x`` with the truth."""
         values, bound = self.truth(x)  # before the norm, which may write into its input
-        return Compared(what, self(x), values, bound)
+        return compare(what, self(x), values, bound)
 
     def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
-        """Return LayerNorm of ``x`` in float64 with the same weights, and the bound on rounding; on the CPU."""
+        """Return LayerNorm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
         roundings = 3 if self.is_completed else roundings
-        return truth(x, self.module.weight, self.module.bias, self.eps, roundings=roundings)
+        return truth(first_rows(x), self.module.weight, self.module.bias, self.eps, roundings=roundings)
 
     def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
         """Return the gradients of that for an incoming ``dy``, by name."""
-        return gradient_truth(x, self.module.weight, self.eps, dy)
+        rows = x[..., 0].numel()
+        return gradient_truth(first_rows(x), self.module.weight, self.eps, first_rows(dy), rows=rows)
 
 
+def first_rows(x: Tensor) -> Tensor:
+    """Return the rows (at most PERIOD, width) that a longer input repeats; a shorter one as it is."""
+    return x if x[..., 0].numel() <= PERIOD else x.reshape(-1, x.shape[-1])[:PERIOD]
+
+
+@dataclasses.dataclass
 class Subject:
     """The norm under check: how to build it, and its random numbers.
 
     Attributes:
-        name: its name in messages.
+        norm: what ``norms.build`` takes.
         device: where it is built and runs.
-        generator: draws rows and weights, by the seed.
+        seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
     """
 
-    def __init__(self, norm: norms.NormSpec, device: torch.device, *, seed: int = 0) -> None:
-        self.norm, self.device, self.seed = norm, device, seed
-        self.name = norm if isinstance(norm, str) else title(norm)
-        self.generator = Generator().manual_seed(seed)
+    norm: norms.NormSpec
+    device: torch.device
+    seed: int = 0
+    purpose: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
+        self.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {self.purpose}".encode()))
 
     def drawing_for(self, purpose: str) -> "Subject":
-        """Return the same norm with separate random numbers, so that no case depends on earlier cases."""
-        other = copy.copy(self)
-        other.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {purpose}".encode()))
-        return other
+        """Return the same norm with random numbers for this purpose."""
+        return dataclasses.replace(self, purpose=purpose)
 
     def candidate(
         self,
@@ -155,8 +246,10 @@ class Subject:
             return Built(module.to(device=self.device, dtype=dtype).eval(), eps, self.name)
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
-        """Return rows of a kind in this shape, (..., width), on the device."""
-        return self.put(kind.rows(math.prod(shape[:-1]), shape[-1], self.generator, dtype), dtype).view(shape)
+        """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""
+        count = math.prod(shape[:-1])
+        x = self.put(kind.rows(count, shape[-1], self.generator, dtype), dtype)
+        return x.repeat(-(-count // PERIOD), 1)[:count].view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Round a float64 tensor to ``dtype``, and move it to the norm's device."""
@@ -167,47 +260,6 @@ class Subject:
         """True if its constructor takes an eps."""
         make = locate(self.norm) if isinstance(self.norm, str) else self.norm
         return norms.is_ours(getattr(make, "func", make)) or construct(make, (64,), eps=OTHER_EPS, bias=True).takes_eps
-
-
-class Compared(NamedTuple):
-    """Two tensors that should be equal.
-
-    Attributes:
-        what: a place for the report: "the second call".
-        value, expected: the norm's numbers, and the right ones.
-        bound: the largest error allowed: float64 on the CPU, or a number.
-        part: the gradient's name; "" for an output.
-    """
-
-    what: str
-    value: Tensor
-    expected: Tensor
-    bound: Tensor | float
-    part: str = ""
-
-
-Compare = Callable[[Subject, torch.dtype], Iterator[Compared]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The result of one case at one dtype. The error is that of the element closest to its bound, or furthest beyond.
-
-    Attributes:
-        passed: None if the norm does not support what the case needs, and is not judged there.
-        ratio, error, bound: of the worst element; None if nothing was measured.
-        note: the place of the worst element, or why nothing was measured.
-        place: of what is wrong in the worst tensor: "rows from 256 on".
-        parts: those that are wrong; see ``Compared``.
-    """
-
-    passed: bool | None
-    ratio: float = 0.0
-    error: float | None = None
-    bound: float | None = None
-    note: str = ""
-    place: str = ""
-    parts: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +280,7 @@ class CaseResult:
     @property
     def failed_at(self) -> set[str]:
         """The names of the dtypes at which it failed."""
-        return {dtype for dtype, outcome in self.outcomes.items() if outcome.passed is False}
+        return {dtype for dtype, passed in self.dtypes.items() if not passed}
 
     @property
     def wrong_at(self) -> set[str]:
@@ -238,7 +290,8 @@ class CaseResult:
     @property
     def raised_at(self) -> dict[str, str]:
         """By dtype, what the norm raised where nothing was measured."""
-        return {name: one.note for name, one in self.outcomes.items() if one.passed is False and one.error is None}
+        wrong = self.failed_at - self.wrong_at
+        return {dtype: outcome.note for dtype, outcome in self.outcomes.items() if dtype in wrong}
 
     @property
     def dtypes(self) -> dict[str, bool]:
@@ -259,11 +312,9 @@ class CaseResult:
     def note(self) -> str:
         """The place of the largest error, or why nothing was measured."""
         worst = self.worst
-        dtype = next(name for name, outcome in self.outcomes.items() if outcome is worst)
-        if worst.passed is None:
-            return f"not judged: {worst.note}"
         if worst.error is None:
-            return worst.note
+            return worst.note if worst.passed is False else f"not judged: {worst.note}"
+        dtype = next(name for name, outcome in self.outcomes.items() if outcome is worst)
         where = ", ".join(filter(None, (dtype * (len(self.outcomes) > 1), worst.note)))
         return f"worst at {where}" if worst.error and where else ""
 
@@ -283,6 +334,9 @@ class CaseResult:
         return f"{verdict} {self.name}{measured}{f' ({note})' if note else ''}"
 
 
+Compare = Callable[[Subject, torch.dtype], Iterator[Outcome]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A question, and what to compare for the answer at one dtype.
@@ -300,63 +354,16 @@ class Case:
 
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
-        names = {dtype: dtype_name(dtype) for dtype in self.dtypes}
-        outcomes = {name: self._at(subject.drawing_for(f"{self.name}, {name}"), dtype) for dtype, name in names.items()}
+        outcomes = {dtype_name(dtype): self._at(subject, dtype) for dtype in self.dtypes}
         return CaseResult(self.name, self.group, self.tests, self.reason, outcomes)
 
     @torch.no_grad()
     def _at(self, subject: Subject, dtype: torch.dtype) -> Outcome:
-        try:  # one by one: a norm may write over an earlier output
-            outcomes = [worst_element(*compared) for compared in self.compare(subject, dtype)]
+        try:
+            outcomes = [*self.compare(subject.drawing_for(f"{self.name}, {dtype_name(dtype)}"), dtype)]
         except RAISED as error:
             sentence = str(error) if isinstance(error, NormError) else f"it raises {last_line(error)}"
             is_refused = isinstance(error, Unsupported) or dtype == torch.float64
             return Outcome(None if is_refused else False, math.inf, note=sentence)
         parts = frozenset[str]().union(*(outcome.parts for outcome in outcomes))
         return dataclasses.replace(max(outcomes, key=lambda outcome: outcome.ratio), parts=parts)
-
-
-def worst_element(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, part: str = "") -> Outcome:
-    """Return the element with the largest ratio of error and bound. Two NaNs are equal in exact comparisons only."""
-    if value.numel() == 0:
-        return Outcome(True, 0.0, 0.0, 0.0, what)
-    a, b = (tensor.detach().cpu().double() for tensor in (value, expected))
-    bound = torch.as_tensor(bound, dtype=torch.float64)
-    is_repeated = a.isnan() & b.isnan() & (bound == 0)
-    error = torch.where((a == b) | is_repeated, 0.0, (a - b).abs())  # infinities may be equal
-    bound = bound.expand_as(error)
-    ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    index = int(ratio.argmax())
-    largest, *worst = (float(figure.flatten()[index]) for figure in (ratio, error, bound))
-    if largest <= 1:
-        return Outcome(True, largest, worst[0], worst[1], what)
-    return Outcome(False, largest, worst[0], worst[1], what, place_of(ratio > 1, a), frozenset({part}))
-
-
-def place_of(wrong: Tensor, value: Tensor) -> str:
-    """Describe where a tensor is wrong: "tokens from 1,024 on", "one row in 8 from 7 on (all 0)"; "" for no pattern."""
-    if wrong.ndim == 0:
-        return ""
-    rows = wrong.any(-1) if wrong.ndim > 1 else wrong[:0]
-    names = {3: ["text", "token"], 2: ["row"]}.get(wrong.ndim, [])
-    flags: list[tuple[str, Tensor]] = []
-    for axis, name in enumerate(names):
-        along = rows.any(1 - axis) if rows.ndim > 1 else rows
-        if torch.equal(rows, along.unsqueeze(1 - axis).expand_as(rows) if rows.ndim > 1 else along):
-            flags.append((name, along))
-    flags += [("row", rows.flatten()), ("column", wrong.flatten(0, -2).any(0) if wrong.ndim > 1 else wrong)]
-    place = next(filter(None, (pattern_of(name, along) for name, along in flags)), "")
-    return place + " (all 0)" * bool(place and not value[rows if rows.any() else wrong].any())
-
-
-def pattern_of(name: str, wrong: Tensor) -> str:
-    """Describe a part of a dimension, if it has a beginning, an end or a step."""
-    index = wrong.nonzero().flatten()
-    if wrong.all() or len(index) == 0:
-        return ""
-    steps, first, last = index.diff().unique().tolist(), int(index[0]), int(index[-1])
-    if len(index) == 1:
-        return f"{name} {first:,}"
-    if steps == [1]:
-        return f"{name}s from {first:,} on" if last == len(wrong) - 1 else f"{name}s {first:,} to {last:,}"
-    return f"one {name} in {steps[0]:,} from {first:,} on" if len(steps) == 1 and len(index) > 2 else ""

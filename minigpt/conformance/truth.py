@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 Rows = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
+PERIOD = 1021  # a prime: longer inputs repeat their first rows, whose truth is computed once
 CONSTANTS = (0.0, 1.0, -2.5, 0.1, 10.0)
 # Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish beside eps
 HUGE = {torch.float64: 1e100, torch.float32: 1e15, torch.bfloat16: 1e15, torch.float16: 6e4}
@@ -104,9 +105,8 @@ class RowKind(NamedTuple):
     magnitudes: Mapping[torch.dtype, float] | None = None  # multiply the rows, by dtype
 
     def rows(self, rows: int, width: int, generator: Generator, dtype: torch.dtype) -> Rows:
-        """Return rows in float64 for a test at ``dtype``, not yet rounded to it."""
-        x = self.make(min(rows, 1021), width, generator)  # a prime
-        x = x[torch.arange(rows) % max(len(x), 1)]
+        """Return at most ``PERIOD`` rows in float64 for a test at ``dtype``, not yet rounded to it."""
+        x = self.make(min(rows, PERIOD), width, generator)
         return x if self.magnitudes is None else x * self.magnitudes[dtype]
 
 
@@ -196,6 +196,7 @@ def gradient_truth(
     dy: Float[Tensor, "*rows width"],
     *,
     centers: bool = True,
+    rows: int | None = None,
 ) -> dict[str, Truth]:
     """Return the gradients of "input", "weight" and "bias" for an incoming ``dy``.
 
@@ -204,24 +205,30 @@ def gradient_truth(
     twice in the bound. The gradients of weight and bias are sums over the rows in the precision of the statistics, and
     the errors add up. In half precision each term may be rounded by itself, as autograd does where a row is widened
     more than once.
+
+    Args:
+        centers: subtract the mean of the row; False for an RMSNorm.
+        rows: how many rows the sums are over, where they repeat those of ``x`` and ``dy``.
     """
     precision, dy = PRECISIONS[x.dtype], _widen(dy)
     s, deviation, reach, growth = _standardized(x, eps, centers)
-    g, rows = dy * _widen(weight), tuple(range(x.ndim - 1))
+    g, along_rows, count = dy * _widen(weight), tuple(range(x.ndim - 1)), x[..., 0].numel()
+    times = torch.bincount(torch.arange(rows or count) % count).view(*x.shape[:-1], 1)  # how often each row is there
     along = centers * g.mean(-1, keepdim=True) + s * (g * s).mean(-1, keepdim=True)
     largest = g.abs().amax(-1, keepdim=True) / deviation  # (..., 1)
     u, size = precision.statistics, s.abs()
-    statistics, summing = u * growth * (1 + reach), u * sum_growth(x[..., 0].numel())
-    true = {"input": (g - along) / deviation, "weight": (dy * s).sum(rows), "bias": dy.sum(rows)}
+    statistics, summing = u * growth * (1 + reach), u * sum_growth(rows or count)
+    total = lambda terms: (times * terms).sum(along_rows)  # noqa: E731
+    true = {"input": (g - along) / deviation, "weight": total(dy * s), "bias": total(dy)}
     off = {
         "input": largest * (statistics * (1 + size).square() + 3 * u * (2 + size)),
-        "weight": (dy.abs() * (statistics * (1 + size) + summing * size)).sum(rows),
-        "bias": summing * dy.abs().sum(rows),
+        "weight": total(dy.abs() * (statistics * (1 + size) + summing * size)),
+        "bias": summing * total(dy.abs()),
     }
     off = {name: error + precision.smallest for name, error in off.items()}
     if precision.is_half:
         mean_sizes = g.abs().mean(-1, keepdim=True) + size * (g * s).abs().mean(-1, keepdim=True)
-        terms = {"input": (g.abs() + mean_sizes) / deviation, "weight": 2 * (dy * s).square().sum(rows).sqrt()}
+        terms = {"input": (g.abs() + mean_sizes) / deviation, "weight": 2 * total((dy * s).square()).sqrt()}
         off = {name: error + _half_step(true[name], error, precision.result) for name, error in off.items()}
         off |= {name: off[name] + 3 * precision.result * size for name, size in terms.items()}
     return {name: Truth(true[name], off[name]) for name in true}

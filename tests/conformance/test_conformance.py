@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
-from minigpt.conformance.case import worst_element
+from minigpt.conformance.case import compare
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 
 # torch.compile would trace the shape checks as well
@@ -105,15 +105,15 @@ def test_gradient_truth_is_that_of_layer_norm() -> None:
 
 def test_the_worst_element_is_the_one_furthest_beyond_its_own_bound() -> None:
     expected, bound = torch.zeros(3).double(), torch.tensor([10.0, 2**-10, 1.0]).double()
-    actual = worst_element("", torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
+    actual = compare("", torch.tensor([5.0, 2**-9, 0.5]), expected, bound)
     assert (actual.error, actual.bound, actual.ratio) == (2**-9, 2**-10, 2)
 
 
 def test_nan_is_never_within_a_bound() -> None:
-    assert worst_element("", torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
+    assert compare("", torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
     both = torch.tensor([torch.nan, torch.inf])
-    assert worst_element("", both, both, 1e9).ratio == math.inf
-    assert worst_element("", both, both, 0).ratio == 0, "the same result twice"
+    assert compare("", both, both, 1e9).ratio == math.inf
+    assert compare("", both, both, 0).ratio == 0, "the same result twice"
 
 
 # --- The report ---
