@@ -56,12 +56,14 @@ class Candidate:
         swapped: the sites that hold the norm in question.
         fits: how well each fitted norm explains the one that it replaces.
         is_exact: whether it claims to be the same model as the original.
+        attention: its implementation of attention, if it is known.
         difference: why it is another one by an option of opening; None if it is not.
         notes: what a reader should know of it.
         changes: what its code changed in the process when it was imported.
     """
 
     norm, quantize, center, is_exact = "its own", None, False, True
+    attention: str | None = None
     difference: str | None = None
     sites: Sequence[str] = ("*",)
     fits: list[SiteFit] | None = None
@@ -77,8 +79,8 @@ class Candidate:
         return contextlib.nullcontext()
 
     def naming(self) -> contextlib.AbstractContextManager[None]:
-        """Turn what foreign code raises in the block into a NormError that names it."""
-        return naming(self.call)
+        """Turn what foreign code raises in the block into a NormError that names the candidate."""
+        return naming(self.call, self.name)
 
     def read(self, sample: Sample) -> Reading:
         """Read a text whole.
@@ -98,12 +100,11 @@ class Candidate:
             raise ConfigError(
                 f"must return logits, or an object with .logits, got a {type(logits).__name__}", argument="candidate"
             )
-        if tuple(logits.shape) != shape:
-            raise ConfigError(f"must return logits of shape {shape}, got {tuple(logits.shape)}", argument="candidate")
         logits = torch.as_tensor(logits)
-        if not logits.is_floating_point():
+        if tuple(logits.shape) != shape or not logits.is_floating_point():
+            described = f"{tuple(logits.shape)} and {dtype_name(logits.dtype)}"
             raise ConfigError(
-                f"must return logits of a floating dtype, got {dtype_name(logits.dtype)}", argument="candidate"
+                f"must return logits of shape {shape} and a floating dtype, got {described}", argument="candidate"
             )
         return logits.to(self.truth.device)[0, sample.compared]
 
@@ -169,11 +170,9 @@ class FileCandidate(Candidate):
                 )
 
     def read(self, sample: Sample) -> Reading:
-        n = next(n for n, other in enumerate(self.truth.samples) if other is sample)
+        end = f".{next(n for n, other in enumerate(self.truth.samples) if other is sample)}"
         outputs = {
-            name.rpartition(".")[0]: x.to(self.truth.device)
-            for name, x in self.tensors.items()
-            if name.rpartition(".")[2] == str(n)
+            name.removesuffix(end): x.to(self.truth.device) for name, x in self.tensors.items() if name.endswith(end)
         }
         logits = outputs.pop("logits")
         return Reading(logits if len(logits) == len(sample.truth) else logits[sample.compared], outputs)
@@ -237,13 +236,13 @@ class OurCandidate(ModuleCandidate):
         self, truth: Truth, model: GPT2, recipe: Recipe | None = None, swapped: Sequence[str] = (),
         fits: list[SiteFit] | None = None,
     ) -> None:  # fmt: skip
-        is_same = (
-            recipe is None or recipe.place().resolve() == truth.place.resolve() or str(recipe.source) == truth.source
-        )
-        super().__init__(
-            truth, model, "the model" if recipe is None else truth.source if is_same else str(recipe.source)
-        )
-        self.model, self.recipe, self.fits = model, recipe, fits
+        if recipe is None:
+            is_same, name = True, "the model"
+        else:
+            is_same = truth.source == str(recipe.source) or truth.place.resolve() == recipe.place().resolve()
+            name = truth.source if is_same else str(recipe.source)
+        super().__init__(truth, model, name)
+        self.model, self.recipe, self.fits, self.attention = model, recipe, fits, model.attention
         for name in SHAPE:
             if (size := getattr(model.config, name)) != (true_size := getattr(truth.config, name)):
                 raise ConfigError(
@@ -258,7 +257,7 @@ class OurCandidate(ModuleCandidate):
         self.center = recipe is not None and recipe.center
         self.difference = next(iter([*differences(recipe), *differences(model)]), None)
         self.is_exact = is_same and self.difference is None and all(is_exact(norms[site]) for site in self.swapped)
-        self.is_ours = all(is_ours(type(norm)) for norm in norms.values())
+        self.foreign = next((norm for norm in norms.values() if not is_ours(type(norm))), None)
         classes = {type(part): part for site in self.swapped for part in norms[site].modules()}
         self.changes = tuple(dict.fromkeys(change for part in classes.values() for change in changed_on_import(part)))
         self.notes = sorted({note for site in self.swapped for note in notes(norms[site])})
@@ -270,7 +269,9 @@ class OurCandidate(ModuleCandidate):
             )
 
     def naming(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.is_ours else super().naming()
+        if self.foreign is None:
+            return contextlib.nullcontext()
+        return naming(self.foreign, f"{self.name} with {self.norm}")
 
     def refuse_nan(self, where: str) -> None:
         raise NormError(f"with {self.norm} {where} of {self.name} are NaN, so their error cannot be measured")

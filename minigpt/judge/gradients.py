@@ -13,8 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import GenerationError
-from minigpt.judge.measures import Distance, noise_ratio
-from minigpt.report.fields import GradientError
+from minigpt.report.fields import GradientError, noise_ratio
 
 EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added
 
@@ -78,10 +77,12 @@ def gradient_errors(
     rows = []
     for name in exact.keys() & gradients.keys():
         error, floor = relative_error(gradients[name], exact[name]), max(noise[name], least)
-        rows.append(GradientError(name, error, floor, noise_ratio(error, floor, 1.0)))
+        rows.append(GradientError(name, error, floor, noise_ratio(error, floor)))
     return sorted(rows, key=lambda row: (-row.ratio if row.ratio == row.ratio else -torch.inf, row.parameter))
 
 
 def relative_error(value: Tensor, truth: Tensor) -> float:
-    """Return the RMS of the difference over the RMS of the truth."""
-    return Distance.between(value, truth).relative
+    """Return the RMS of the difference over the RMS of the truth: 0 where both are 0."""
+    truth = truth.double()
+    error = (value.double() - truth).square().sum()
+    return float((error / truth.square().sum()).sqrt()) if error != 0 else 0.0

@@ -6,7 +6,7 @@ B batch, T tokens, C embedding.
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,26 +16,20 @@ from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2
 from minigpt.model.inputs import check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.report.fields import Fields
+from minigpt.report.fields import Fields, Form, Shown
 from minigpt.report.numerals import brief, percent
-from minigpt.report.parts import Number, Part
+from minigpt.report.parts import Number, Part, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
 
 MOST_CHANNELS = 3
-HEADS = ("norm site", "deviation", "spread", "first token", "mean's share", "largest channels", "constant explains")
 ABOUT = (
     "Deviation and spread are mean and standard deviation over the tokens after the first. The mean's share is of a "
     "row's mean square. The largest channels have most of the variance. What a constant explains is R squared of the "
     "output with a constant deviation."
 )
 SHADES = "A stronger colour is a larger number, on a logarithmic scale."
-MAPS = (
-    (
-        "deviation",
-        "Deviation",
-        "the mean deviation of a row, which LayerNorm divides by, without the first token",
-        brief,
-    ),
+MAPS: tuple[tuple[str, str, str, Form], ...] = (  # a field, its title, what it is, and its form
+    ("deviation", "Deviation", "the mean deviation of a row, which LayerNorm divides by", brief),
     ("mean_share", "The mean's share", "the mean's part in a row's mean square, which RMSNorm leaves in", percent),
     ("unexplained", "Lost by freezing", "the share of the output that a constant deviation does not explain", percent),
 )
@@ -64,10 +58,10 @@ class SiteStatistics(Fields):
     """
 
     site: str
-    deviation: float
-    deviation_spread: float
-    deviation_first: float
-    mean_share: float
+    deviation: Annotated[float, Shown("deviation")]
+    deviation_spread: Annotated[float, Shown("spread")]
+    deviation_first: Annotated[float, Shown("first token")]
+    mean_share: Annotated[float, Shown("mean's share", percent)]
     channels: list[Channel]
     unexplained: float
 
@@ -120,22 +114,15 @@ def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteSt
 def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
     """Return the table of the sites, and a map of them for each quantity, which only the page draws."""
     rows = [
-        (
-            site.site,
-            Number(site.deviation),
-            Number(site.deviation_spread),
-            Number(site.deviation_first),
-            Number(site.mean_share, percent),
-            _channels(site),
-            Number(1 - site.unexplained, percent),
-        )
+        (site.site, *cells(SiteStatistics, vars(site)), _channels(site), Number(1 - site.unexplained, percent))
         for site in sites
     ]
+    heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")
     drawings = [
         Part(key, title, SHADES, drawing="site_map", data=dict(sites=sites, key=key, title=caption, form=form), brief=0)
         for key, title, caption, form in MAPS
     ]
-    return [*drawings, Part("figures", "Every site", f"{about}. {ABOUT}", HEADS, rows)]
+    return [*drawings, Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows)]
 
 
 def _channels(site: SiteStatistics) -> str:

@@ -5,17 +5,15 @@ T tokens, V vocabulary, C embedding.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from typing import Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.report.fields import Distribution, LogitsError, WorstPosition
+from minigpt.report.fields import Distribution, LogitsError, WorstPosition, noise_ratio
 
 AT_ONCE = 128  # positions whose logits are compared together: those of 1,024 take 400 MB in float64
 
@@ -48,10 +46,9 @@ class Distance:
         self.count += truth.numel()
 
     def __add__(self, other: "Distance") -> "Distance":
-        return Distance(
-            float(np.maximum(self.largest, other.largest)), self.count + other.count, self.squares + other.squares,
-            self.true_squares + other.true_squares,
-        )  # fmt: skip
+        largest = float(np.maximum(self.largest, other.largest))
+        squares, true_squares = self.squares + other.squares, self.true_squares + other.true_squares
+        return Distance(largest, self.count + other.count, squares, true_squares)
 
     @property
     def rms(self) -> float:
@@ -62,13 +59,6 @@ class Distance:
     def scale(self) -> float:
         """Root of the truth's mean square."""
         return math.sqrt(self.true_squares / max(self.count, 1))
-
-    @property
-    def relative(self) -> float:
-        """RMS of the difference over RMS of the truth."""
-        if self.squares == 0:
-            return 0.0
-        return math.sqrt(self.squares / self.true_squares) if self.true_squares else math.inf
 
 
 @dataclasses.dataclass
@@ -139,9 +129,8 @@ class LogitsMeter:
 
     def mean(self, name: str, key: str = "") -> dict[str, float]:
         """Return the mean of a figure and its standard error by texts, as fields of ``Distribution``."""
-        mean, error = mean_by_rows(
-            [float(columns[name].sum()) for columns in self.columns], [len(columns[name]) for columns in self.columns]
-        )
+        columns = [columns[name] for columns in self.columns]
+        mean, error = mean_by_rows([float(column.sum()) for column in columns], [len(column) for column in columns])
         return {key or name: mean, f"{key or name}_se": error}
 
     def perplexity(self, name: str) -> float:
@@ -217,11 +206,6 @@ def against_noise_floor(candidate: Distance, without_shift: Distance, floor: Dis
     )
 
 
-def noise_ratio(rms_error: float, noise_floor: float, scale: float) -> float:
-    """Return an RMS error as a multiple of the noise floor, which is at least the truth's own rounding."""
-    return rms_error / (noise_floor or 8 * sys.float_info.epsilon * (scale or 1.0))
-
-
 def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:
     """KL(p || q) in nats, of log probabilities. Rounding may leave it just below 0; it is clamped to 0."""
     term = p.exp() * (p - q)
@@ -237,10 +221,3 @@ def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k:
 def perplexity_of(loss: float, targets: int) -> float:
     """exp of the mean loss in nats; NaN if there was nothing to predict, infinite if it overflows."""
     return (torch.tensor(loss, dtype=torch.float64) / targets).exp().item()
-
-
-def exact_layer_norm(
-    x: Float[Tensor, "*dims embd"], weight: Tensor, bias: Tensor | None, eps: float
-) -> Float[Tensor, "*dims embd"]:
-    """LayerNorm of ``x`` in float64."""
-    return F.layer_norm(x.double(), weight.shape, weight.double(), None if bias is None else bias.double(), eps)

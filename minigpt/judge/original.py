@@ -1,7 +1,6 @@
 """The original, read once, and candidates held against it: ``minigpt.Original`` and ``minigpt.parity``."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, cast
@@ -10,26 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.config import GPT2Config, norm_sites
-from minigpt.device import Progress, Steps, dtype_name, finish, require_values, resolve_device, versions
+from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_device, versions
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
-from minigpt.judge.candidate import FileCandidate, gradient_texts
+from minigpt.judge.candidate import FileCandidate, candidate_of, gradient_texts
 from minigpt.judge.door import open_source, state_of, unchanged
 from minigpt.judge.gradients import gradients_of, relative_error
 from minigpt.judge.measures import Distance, RowDistance
 from minigpt.judge.perplexity import file_ids, window_losses
 from minigpt.judge.prompts import Prompts, built_in_windows, default_prompts, file_windows, read_prompts
-from minigpt.judge.reference import Recorder, Reference, judging
-from minigpt.judge.rules import parse_budget
+from minigpt.judge.reference import Recorder, Reference, judging, milliseconds
+from minigpt.judge.rules import decide, parse_budget
 from minigpt.judge.truth import TrueNorm, Truth, load_truth
-from minigpt.judge.verdict import judge
+from minigpt.judge.verdict import Judgement
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup
 from minigpt.recipe import Opening, Recipe, check_names
 from minigpt.report.numerals import brief
 from minigpt.report.parity_report import ParityReport
 from minigpt.swap.sites import matching
+from minigpt.watch import watched
 
 NEW_TOKENS = 32
+OF_MODULES = {"attention", "device", "dtype", "local_files_only"}  # options of the original of a module
 MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64: 1 GiB
 
 # A reference whose own noise is a larger share of the logits' scale computes something else than its float64 truth.
@@ -96,7 +97,12 @@ class Original(Truth):
         elif prompts is None:
             self.windows = built_in_windows(chosen, config, opened.weights)
         with judging(), unchanged(place):
-            _read(self, chosen.ids, max_new_tokens, gradients, say)
+            say(f"transformers at {dtype_name(self.dtype)}")
+            rounded = _read_rounded(self, chosen.ids, max_new_tokens, gradients)
+            say("minigpt in reference arithmetic")
+            _read_ours(self, rounded.logits)
+            say("transformers in float64")
+            _read_exact(self, rounded)
         self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
         if self.noise_floor.rms > MOST_FLOOR[self.dtype] * self.noise_floor.scale:
             raise MiniGPTError(
@@ -139,6 +145,10 @@ class Original(Truth):
             CheckpointError: if the checkpoint was saved again since the original was read.
         """
         check_names(opening, Opening.__annotations__, "judge")
+        limits, say = parse_budget(budget), Steps(progress, total=3)
+        gradients = self.gradients is not None if gradients is None else gradients
+        if gradients and self.gradients is None:
+            raise ConfigError("needs an original that was read with gradients=True", argument="gradients")
         if candidate is None or isinstance(candidate, str | Path):
             opening = {"attention": self.attention} | opening
             candidate = Recipe(self.place if candidate is None else candidate, **opening)
@@ -146,12 +156,17 @@ class Original(Truth):
             raise ConfigError("is for a candidate that is a source", argument=next(iter(opening)))
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
-            if candidate.place().resolve() == self.place.resolve():
-                self.require_unchanged()
-        return judge(
-            self, candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file,
-            bisect=bisect, budget=budget, say=Steps(progress, total=3),
-        )  # fmt: skip
+        searches = {"sensitivity": sensitivity, "remove": remove, "bisect": bisect}
+        with judging(), watched() as changes:
+            say("loading the candidate")
+            judged = candidate_of(self, candidate)
+            judgement = Judgement(self, judged, limits, say)
+            with judged.eval_mode():
+                if any(searches.values()):
+                    report = judgement.search(remove_file, gradients, **searches)
+                else:
+                    report = judgement.report(judged.swapped, gradients)
+        return decide(dataclasses.replace(report, changes=sorted({*changes, *judged.changes})), limits)
 
     def judge_outputs(self, file: str | Path, **options: Any) -> ParityReport:
         """Judge what another program wrote: a safetensors file with ``logits.N`` for each text of the record.
@@ -169,31 +184,16 @@ class Original(Truth):
 
         Raises:
             ConfigError: if the recipe has others.
+            CheckpointError: if the original's files were written since it was read.
         """
         for name, expected in (("device", self.device), ("dtype", dtype_name(self.dtype))):
             value = getattr(recipe, name)
             if value is not None and (resolve_device(value) if name == "device" else value) != expected:
                 raise ConfigError(f"must be the original's, {expected}, got {value}", argument=name)
-        return dataclasses.replace(recipe, device=self.device, dtype=dtype_name(self.dtype))
-
-    def require_unchanged(self) -> None:
-        """Check that the checkpoint's files are those that were read first.
-
-        Raises:
-            CheckpointError: if a file was written since.
-        """
-        if self.files is not None and state_of(self.place) != self.files:
+        is_own = recipe.place().resolve() == self.place.resolve()
+        if is_own and self.files is not None and state_of(self.place) != self.files:
             raise CheckpointError(f"{self.source} was saved to since the original was read; read the original again")
-
-
-def _read(truth: Truth, prompts: list[list[int]], most: int, gradients: bool, say: Callable[[str], None]) -> None:
-    """Read the prompts and the windows three times, and keep what transformers says of them in ``truth``."""
-    say(f"transformers at {dtype_name(truth.dtype)}")
-    rounded = _read_rounded(truth, prompts, most, gradients)
-    say("minigpt in reference arithmetic")
-    _read_ours(truth, rounded.logits)
-    say("transformers in float64")
-    _read_exact(truth, rounded)
+        return dataclasses.replace(recipe, device=self.device, dtype=dtype_name(self.dtype))
 
 
 @dataclasses.dataclass
@@ -229,11 +229,7 @@ def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: 
     truth.noise = dict.fromkeys(order, 0.0)
     for sample in truth.windows:
         logits.append(reference(truth.tensor(sample.ids))[0, sample.compared].clone())
-    finish(truth.device)
-    begun = time.perf_counter()
-    reference(truth.tensor(truth.longest.ids))
-    finish(truth.device)
-    truth.reference_ms = 1000 * (time.perf_counter() - begun)
+    truth.reference_ms = milliseconds(lambda: reference(truth.tensor(truth.longest.ids)), truth.device)
     return Rounded(logits, outputs, decoded, _gradients(reference, truth) if gradients else {})
 
 
@@ -347,11 +343,17 @@ def parity(
     if isinstance(candidate, str | Path):
         candidate, opening = Recipe(candidate, **opening), {}
     if isinstance(candidate, Recipe):
-        if opening:
-            raise ConfigError("is part of the Recipe; set it there", argument=next(iter(opening)))
-        original = read_original(candidate, against, **texts)
+        refused, why = {*opening}, "is part of the Recipe; set it there"
     else:
-        original = _original_of_module(candidate, against, opening, texts)
+        refused, why = {*opening} - OF_MODULES, "is for a candidate that is a source"
+    if refused:
+        raise ConfigError(why, argument=min(refused))
+    if isinstance(candidate, Recipe):
+        original = read_original(candidate, against, **texts)
+    elif against is None:
+        raise ConfigError("must name the original of a candidate that is no source", argument="against")
+    else:
+        original = Original(against, **_options_of(candidate) | opening, **texts)
     return original.judge(
         candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect,
         budget=budget, progress=_part_of(progress, 0.6, 0.4),
@@ -363,19 +365,12 @@ def _part_of(progress: Progress | None, begin: float, share: float) -> Progress 
     return None if progress is None else lambda step, done: progress(step, begin + share * done)
 
 
-def _original_of_module(
-    candidate: Any, against: str | Path | None, opening: dict[str, Any], texts: dict[str, Any]
-) -> Original:
-    """Read the original of a model that the caller holds, on the model's device and at its dtype by default."""
-    if against is None:
-        raise ConfigError("must name the original of a candidate that is no source", argument="against")
-    if unused := [name for name in opening if name not in ("attention", "device", "dtype", "local_files_only")]:
-        raise ConfigError("is for a candidate that is a source", argument=unused[0])
+def _options_of(candidate: Any) -> dict[str, Any]:
+    """Return the device, the dtype and the attention of a model that the caller holds."""
     first = next(candidate.parameters(), None) if isinstance(candidate, nn.Module) else None
-    present = {name: getattr(first, name, None) for name in ("device", "dtype")}
-    present["attention"] = getattr(candidate, "attention", None)
-    options = {name: value for name, value in present.items() if isinstance(value, str | torch.device | torch.dtype)}
-    return Original(against, **options | opening, **texts)
+    options = {name: getattr(first, name, None) for name in ("device", "dtype")}
+    options["attention"] = getattr(candidate, "attention", None)
+    return {name: value for name, value in options.items() if isinstance(value, str | torch.device | torch.dtype)}
 
 
 def read_original(

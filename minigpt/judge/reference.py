@@ -4,6 +4,7 @@ B batch, T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.device import full_products
+from minigpt.device import finish, full_products
 from minigpt.errors import CheckpointError, listing
 from minigpt.host import host_of
 from minigpt.judge.door import left_padded, raw_source
@@ -43,6 +44,15 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
+
+
+def milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the time that a call takes on a device."""
+    finish(device)
+    begun = time.perf_counter()
+    call()
+    finish(device)
+    return 1000 * (time.perf_counter() - begun)
 
 
 def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> None:

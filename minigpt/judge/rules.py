@@ -1,20 +1,13 @@
 """The law: when a candidate is the same model, and what a budget allows."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from minigpt.errors import ConfigError
-from minigpt.report.fields import (
-    MOST_NOISE,
-    BudgetLine,
-    LogitsError,
-    PlaceOff,
-    perplexities,
-    population,
-)
+from minigpt.report.fields import MOST_NOISE, BudgetLine, PlaceOff, noise_ratio, perplexities, places, population
 from minigpt.report.numerals import brief, change, format_limit, percent, precise, uncertain
 from minigpt.report.parity_report import ParityReport
 
@@ -22,41 +15,39 @@ MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, 
 FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
 
 
-def decide(report: ParityReport, limits: Mapping[str, float], places: Sequence[PlaceOff] = ()) -> ParityReport:
-    """Return the report with its verdict: by the limits if there are some, else by parity.
-
-    Args:
-        places: the error at each norm and block, in the order of the data.
-    """
+def decide(report: ParityReport, limits: Mapping[str, float]) -> ParityReport:
+    """Return the report with its verdict: by the limits if there are some, else by parity."""
     if limits:
         measured = {name: QUANTITIES[name](report) for name in limits}
         lines = [BudgetLine(name, limits[name], x, kept=x <= limits[name]) for name, x in measured.items()]
         report = replace(report, budget=lines)  # NaN is not kept
-    wrong = _wrong_outputs(report) if report.budget is None else _broken_budget(report)
-    off = first_off(places) or (largest_jump(places) if wrong else None)
-    if report.budget is None:
+    wrong = [*(_broken_budget(report) if limits else _wrong_outputs(report))]
+    off = _place_off(report, is_wrong=bool(wrong))
+    if not limits:
         wrong += [*([_place_sentence(off)] if wrong and off else []), *_wrong_gradients(report)]
     if report.changes:
         wrong.insert(0, f"{report.norm} changes the process: {', '.join(report.changes)}; the change was undone.")
     report = replace(report, verdict="fail" if wrong else "pass", first_off=off)
-    is_different = report.outcome == "DIFFERENT"
-    return replace(report, reasons=[*_difference(report), _why_different(report)] if is_different else wrong)
+    return replace(report, reasons=[*_difference(report)] if report.outcome == "DIFFERENT" else wrong)
 
 
-def first_off(places: Sequence[PlaceOff]) -> PlaceOff | None:
-    """Return the first place whose error is beyond any noise."""
-    return next((place for place in places if not place.ratio <= FAR_OFF), None)  # written so that NaN is off
+def _place_off(report: ParityReport, *, is_wrong: bool) -> PlaceOff | None:
+    """Return the first place whose error is beyond any noise; else, if the model is wrong, where the error grows."""
+    rows = [] if report.center else places(report)  # a centred stream is another one
+    errors = [
+        PlaceOff(name, row["propagated_error"], row["noise"], noise_ratio(row["propagated_error"], row["noise"]))
+        for name, row in rows
+    ]
+    far_off = next((place for place in errors if not place.ratio <= FAR_OFF), None)  # written so that NaN is off
+    return far_off or (largest_jump(errors) if is_wrong else None)
 
 
 def largest_jump(places: Sequence[PlaceOff]) -> PlaceOff | None:
     """Return the place beyond twice the noise at which the ratio grows most over the place before it."""
-    ratios = [1.0, *(max(place.ratio, 1.0) for place in places)]
-    jumps = [(place.ratio / before, before, place) for before, place in zip(ratios, places, strict=False)
+    before = [1.0, *(max(place.ratio, 1.0) for place in places)]
+    jumps = [replace(place, ratio_before=ratio) for place, ratio in zip(places, before, strict=False)
              if place.ratio > MOST_NOISE]  # fmt: skip
-    if not jumps:
-        return None
-    _, before, place = max(jumps, key=lambda jump: jump[0])
-    return replace(place, ratio_before=before)
+    return max(jumps, key=lambda place: place.ratio / (place.ratio_before or 1.0), default=None)
 
 
 def _place_sentence(off: PlaceOff) -> str:
@@ -71,108 +62,85 @@ def _place_sentence(off: PlaceOff) -> str:
     )
 
 
-def _difference(report: ParityReport) -> list[str]:
-    """Return how different the model is, a sentence for each set of tokens."""
+def _difference(report: ParityReport) -> Iterator[str]:
+    """Yield how different the model is, a sentence for each set of tokens, and why that is expected."""
     measured, (before, after) = report.distribution, perplexities(report)
-    sentences = [
+    yield (
         f"On {population(report)} the KL divergence is {uncertain(measured.kl_mean, measured.kl_mean_se)} nats a "
         f"token, and {uncertain(measured.top1_agreement, measured.top1_agreement_se, percent)} have the same likeliest "
         "token."
-    ]
+    )
     if not math.isnan(before):
         text = report.perplexity
         tokens = f"the {text.tokens:,} tokens of {text.file}" if text else "the prompts"
-        sentences.append(
-            f"The perplexity of {tokens} is {precise(after)} instead of {precise(before)} ({change(before, after)})."
-        )
-    return sentences
-
-
-def _why_different(report: ParityReport) -> str:
+        changed = f"{precise(after)} instead of {precise(before)} ({change(before, after)})"
+        yield f"The perplexity of {tokens} is {changed}."
+    why = report.difference or f"{report.norm} is not a LayerNorm"
     if report.against is not None:
         why = f"{report.model} is another checkpoint than {report.against}"
-    elif report.difference is not None:
-        why = report.difference
-    else:
-        why = f"{report.norm} is not a LayerNorm"
-    return f"A difference is expected, since {why}; a budget says how much is allowed."
+    yield f"A difference is expected, since {why}; a budget says how much is allowed."
 
 
-def _wrong_outputs(report: ParityReport) -> list[str]:
-    """Return why this does not compute what the original does, a sentence each."""
-    return [*_not_a_number(report), *_wrong_logits(report), *_wrong_text(report), *_wrong_greedy(report)]
+def _wrong_outputs(report: ParityReport) -> Iterator[str]:
+    """Yield why this does not compute what the original does, a sentence each."""
+    if report.nan is not None:
+        yield f"The logits of text {report.nan.text} are NaN from position {report.nan.position} on."
+    yield from _wrong_logits(report)
+    if report.text is not None and (off := report.text.first_off) is not None:
+        yield (
+            f"In window {off.window} of {report.text.file or 'the built-in texts'}, from position {off.position} on, "
+            f"the logits are off: the RMS error there is {brief(off.error)}, and transformers' own nowhere above "
+            f"{brief(off.noise)}; the window's is {brief(off.ratio)} times the noise floor."
+        )
+    parting = report.greedy.first_divergence
+    if parting is not None and not parting.within_noise:
+        yield (
+            f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
+            f"are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
+        )
 
 
-def _not_a_number(report: ParityReport) -> list[str]:
-    if report.nan is None:
-        return []
-    return [f"The logits of text {report.nan.text} are NaN from position {report.nan.position} on."]
-
-
-def _wrong_logits(report: ParityReport) -> list[str]:
-    reasons, wrong = [], list[LogitsError]()
+def _wrong_logits(report: ParityReport) -> Iterator[str]:
+    wrong = []
     for when, logits, floor, most in (
         ("The", report.logits, f"noise floor of {report.dtype}", MOST_NOISE),
         ("Decoded a token at a time, the", report.decoding, "noise floor", MOST_DECODING_NOISE),
     ):
         if logits is not None and not logits.ratio <= most:  # written so that NaN fails
             wrong.append(logits)
-            reasons.append(
+            yield (
                 f"{when} logits' RMS error is {brief(logits.rms_error)}, {brief(logits.ratio)} times the {floor}; "
                 f"at most {most:g} times is parity."
             )
     if wrong and all(logits.ratio_without_shift <= MOST_NOISE for logits in wrong):
-        reasons.append(
+        yield (
             "At each position all logits are shifted by one constant, and the distributions are the original's: "
             f"without the shift the error is {brief(wrong[0].ratio_without_shift)} times the noise floor."
         )
-    return reasons
 
 
-def _wrong_text(report: ParityReport) -> list[str]:
-    if report.text is None or (off := report.text.first_off) is None:
-        return []
-    where = report.text.file or "the built-in texts"
-    return [
-        f"In window {off.window} of {where}, from position {off.position} on, the logits are off: the RMS error "
-        f"there is {brief(off.error)}, and transformers' own nowhere above {brief(off.noise)}; the window's is "
-        f"{brief(off.ratio)} times the noise floor."
-    ]
+def _wrong_gradients(report: ParityReport) -> Iterator[str]:
+    """Yield a sentence on the gradients that are off, if there are some."""
+    rows = report.gradients or ()
+    if wrong := [row for row in rows if not row.ratio <= MOST_NOISE]:
+        yield (
+            f"The gradients of {len(wrong)} of {len(rows)} Parameters are off, most that of {wrong[0].parameter}: by "
+            f"{brief(wrong[0].relative_error)} of its size, {brief(wrong[0].ratio)} times transformers' own error at "
+            f"{report.dtype}; at most {MOST_NOISE:g} times is parity."
+        )
 
 
-def _wrong_greedy(report: ParityReport) -> list[str]:
-    parting = report.greedy.first_divergence
-    if parting is None or parting.within_noise:
-        return []
-    return [
-        f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
-        f"are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
-    ]
-
-
-def _wrong_gradients(report: ParityReport) -> list[str]:
-    """Return a sentence on the gradients that are off, if there are some."""
-    wrong = [row for row in report.gradients or () if not row.ratio <= MOST_NOISE]
-    if not wrong:
-        return []
-    return [
-        f"The gradients of {len(wrong)} of {len(report.gradients or ())} Parameters are off, most that of "
-        f"{wrong[0].parameter}: by {brief(wrong[0].relative_error)} of its size, {brief(wrong[0].ratio)} times "
-        f"transformers' own error at {report.dtype}; at most {MOST_NOISE:g} times is parity."
-    ]
-
-
-def _broken_budget(report: ParityReport) -> list[str]:
-    """Return the limits that were not kept, a sentence each."""
+def _broken_budget(report: ParityReport) -> Iterator[str]:
+    """Yield the limits that were not kept, a sentence each."""
     removal = report.removal
     if removal is not None and removal.allowed is not None:
-        return [] if removal.allowed else ["The budget allows no site."]
-    return [
-        f"The budget allows {line.quantity} {format_limit(line.quantity, line.limit)}, and it is "
-        f"{format_limit(line.quantity, line.measured)}."
-        for line in report.budget or ()
-        if not line.kept
-    ]
+        if not removal.allowed:
+            yield "The budget allows no site."
+        return
+    for line in report.budget or ():
+        if not line.kept:
+            limit, measured = (format_limit(line.quantity, x) for x in (line.limit, line.measured))
+            yield f"The budget allows {line.quantity} {limit}, and it is {measured}."
 
 
 def _perplexity_change(report: ParityReport) -> float:

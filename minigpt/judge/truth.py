@@ -24,11 +24,12 @@ from minigpt.host import exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
 
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 PLAIN = (  # fields that JSON holds as they are
     "source", "attention", "versions", "described", "norm", "text_file", "text_ids", "losses", "sites", "blocks",
     "noise", "gradient_noise", "reference_ms", "position_noise",
 )  # fmt: skip
+DISTANCES = ("noise_floor", "decoding_floor", "bitwise_error")
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
 
 
@@ -192,21 +193,19 @@ class Truth:
         for n, sample in enumerate(self.samples):
             tensors |= {f"ids.{n}": torch.tensor(sample.ids), f"logits.{n}": sample.truth.double()}
             tensors |= {f"{place}.{n}": x for place, x in self.true_outputs(sample).items()}
-            tensors |= {f"kept.{site}.{n}": x for site, x in sample.inputs.items() if site not in self._streams}
+            tensors |= {f"kept.{site}.{n}": x for site, x in sample.inputs.items()}
         for site, norm in self.norms.items():
-            tensors |= {
-                f"kept.{site}.{role}": x for role in ("weight", "bias") if (x := getattr(norm, role)) is not None
-            }
+            parameters = {"weight": norm.weight, "bias": norm.bias}
+            tensors |= {f"kept.{site}.{role}": x for role, x in parameters.items() if x is not None}
         tensors |= {f"kept.gradient.{name}": x for name, x in (self.gradients or {}).items()}
-        floors = (self.noise_floor, self.decoding_floor, self.bitwise_error, *self.window_floors)
         state = {name: getattr(self, name) for name in PLAIN} | {
             "version": VERSION, "model": self.source, "place": str(self.place), "dtype": dtype_name(self.dtype),
-            "config": self.config.to_dict(),
+            "config": self.config.to_dict(), "prompt_texts": len(self.prompts),
             "norms": {site: (norm.kind, norm.eps) for site, norm in self.norms.items()},
             "noise_floor_rms": self.noise_floor.rms, "noise_floor_max": self.noise_floor.largest,
-            "prompt_texts": len(self.prompts), "streams": self._streams,
             "texts": [[s.new_from, s.compared.start, s.compared.stop, s.counted, s.start] for s in self.samples],
-            "distances": [dataclasses.astuple(floor) for floor in floors],
+            "distances": {name: dataclasses.astuple(getattr(self, name)) for name in DISTANCES},
+            "window_floors": [dataclasses.astuple(floor) for floor in self.window_floors],
         }  # fmt: skip
         public = {name: value if isinstance(value := state[name], str) else json.dumps(value) for name in FOR_OTHERS}
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -215,15 +214,6 @@ class Truth:
                 save_file(flat, new, metadata={"format": "pt", "minigpt": json.dumps(state)} | public)
         except (OSError, SafetensorError) as error:
             raise MiniGPTError(f"cannot write {file}: {error}") from error
-
-    @property
-    def _streams(self) -> dict[str, str]:
-        """For each norm whose input is the output of a block, the block."""
-        sample = next((sample for sample in self.prompts if sample.inputs), None)
-        if sample is None:
-            return {}
-        blocks = {x.data_ptr(): block for block, x in sample.outputs.items()}
-        return {site: blocks[x.data_ptr()] for site, x in sample.inputs.items() if x.data_ptr() in blocks}
 
 
 def load_truth(file: str | Path, device: str | torch.device | None = None) -> Truth:
@@ -237,48 +227,35 @@ def load_truth(file: str | Path, device: str | torch.device | None = None) -> Tr
         with safe_open(file, "pt", device=str(place)) as record:
             state = json.loads((record.metadata() or {})["minigpt"])
             tensors = {name: record.get_tensor(name) for name in record.keys()}  # noqa: SIM118
-        if state.get("version") != VERSION:
-            raise CheckpointError(f"{file} is a record of another version of minigpt; write it again with --record")
-        return _truth(state, tensors, place)
-    except MiniGPTError:
-        raise
-    except KeyError as error:
-        raise CheckpointError(f"{file} is not a record of minigpt parity --record: it has no {error}") from error
-    except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is not a record of minigpt parity --record: {error}") from error
+        truth = _truth(state, tensors, place) if state.get("version") == VERSION else None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(f"{file} is not a record of minigpt parity --record: {why}") from error
+    if truth is None:
+        raise CheckpointError(f"{file} is a record of another version of minigpt; write it again with --record")
+    return truth
 
 
 def _truth(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Truth:
     samples = []
     for n, (new_from, first, end, counted, start) in enumerate(state["texts"]):
         outputs = {block: tensors[f"{block}.{n}"] for block in state["blocks"] if f"{block}.{n}" in tensors}
-        inputs = {
-            site: outputs[stream] if (stream := state["streams"].get(site)) else tensors[f"kept.{site}.{n}"]
-            for site in (state["sites"] if outputs else ())
-        }
+        inputs = {site: tensors[f"kept.{site}.{n}"] for site in (state["sites"] if outputs else ())}
         truth, ids = tensors[f"logits.{n}"], tensors[f"ids.{n}"].tolist()
         samples.append(Sample(ids, new_from, slice(first, end), counted, start, truth, inputs, outputs))
-    floors = [Distance(*values) for values in state["distances"]]
     gradients = {name.removeprefix("kept.gradient."): x for name, x in tensors.items() if "kept.gradient." in name}
     tokenizer = None
     with contextlib.suppress(MiniGPTError):
         tokenizer = Tokenizer.from_pretrained(state["place"])
+    norms = {
+        site: TrueNorm(kind, tensors[f"kept.{site}.weight"], tensors.get(f"kept.{site}.bias"), eps)
+        for site, (kind, eps) in state["norms"].items()
+    }
     return Truth(
-        place=Path(state["place"]),
-        device=device,
-        dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
-        config=GPT2Config.from_dict(state["config"]),
-        tokenizer=tokenizer,
-        prompts=samples[: state["prompt_texts"]],
-        windows=samples[state["prompt_texts"] :],
-        norms={
-            site: TrueNorm(kind, tensors[f"kept.{site}.weight"], tensors.get(f"kept.{site}.bias"), eps)
-            for site, (kind, eps) in state["norms"].items()
-        },
-        noise_floor=floors[0],
-        decoding_floor=floors[1],
-        bitwise_error=floors[2],
-        window_floors=floors[3:],
-        gradients=gradients or None,
+        place=Path(state["place"]), device=device, dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
+        config=GPT2Config.from_dict(state["config"]), tokenizer=tokenizer, norms=norms, gradients=gradients or None,
+        prompts=samples[: state["prompt_texts"]], windows=samples[state["prompt_texts"] :],
+        window_floors=[Distance(*figures) for figures in state["window_floors"]],
+        **{name: Distance(*figures) for name, figures in state["distances"].items()},
         **{name: state[name] for name in PLAIN},
-    )
+    )  # fmt: skip

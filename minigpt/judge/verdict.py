@@ -1,7 +1,6 @@
-"""Is it still the same model? A candidate held against an original, part by part, and the verdict."""
+"""Is it still the same model? A candidate held against an original, part by part."""
 
 import dataclasses
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -9,90 +8,50 @@ from typing import Any
 
 import torch
 
-from minigpt.device import dtype_name, finish
-from minigpt.errors import ConfigError, GenerationError
-from minigpt.judge.candidate import Candidate, OurCandidate, Reading, candidate_of
+from minigpt.device import dtype_name
+from minigpt.errors import ConfigError
+from minigpt.judge.candidate import Candidate, OurCandidate, Reading
 from minigpt.judge.gradients import gradient_errors
-from minigpt.judge.measures import (
-    Distance,
-    LogitsMeter,
-    RowDistance,
-    against_noise_floor,
-    mean_by_rows,
-    noise_ratio,
-    perplexity_of,
-)
+from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, against_noise_floor, mean_by_rows, perplexity_of
 from minigpt.judge.prompts import BUILT_IN
-from minigpt.judge.reference import judging
-from minigpt.judge.rules import decide, parse_budget
+from minigpt.judge.reference import milliseconds
+from minigpt.judge.rules import decide
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.truth import Sample, Truth
 from minigpt.norms.registry import require_on
 from minigpt.report import fields
 from minigpt.report.parity_report import ParityReport
-from minigpt.watch import watched
 
-Say = Callable[[str], None]
 LAST_TOKENS = 12  # of a text, which the report shows
 
 
-def judge(
-    truth: Truth,
-    candidate: Any,
-    *,
-    gradients: bool | None = None,
-    sensitivity: bool = False,
-    remove: bool = False,
-    remove_file: str | Path | None = None,
-    bisect: bool = False,
-    budget: str | None = None,
-    say: Say = lambda _: None,
-) -> ParityReport:
-    """Judge a candidate against an original that was read; ``minigpt.parity`` describes the arguments.
+class Judgement:
+    """One candidate under judgement. Its methods only read it, but for the sites of a search.
 
     Args:
-        candidate: a ``Recipe``, a model, a function of ids to logits, or a ``Candidate``.
+        limits: of the budget, by quantity.
         say: called with a few words as a step begins.
     """
-    limits = parse_budget(budget)
-    gradients = truth.gradients is not None if gradients is None else gradients
-    if gradients and truth.gradients is None:
-        raise ConfigError("needs an original that was read with gradients=True", argument="gradients")
-    if remove_file is not None and not remove:
-        raise ConfigError("keeps the trials of remove, which is off", argument="remove_file")
-    if "perplexity" in limits and not truth.reads_file and max(len(sample.prompt) for sample in truth.prompts) < 2:
-        raise GenerationError("the budget limits perplexity, but no prompt has two tokens; give longer ones, or a text")
-    with judging(), watched() as changes:
-        say("loading the candidate")
-        judged = candidate_of(truth, candidate)
-        with judged.eval_mode():
-            judgement = _Judgement(truth, judged, limits, say)
-            searches = {"sensitivity": sensitivity, "remove": remove, "bisect": bisect}
-            if any(searches.values()):
-                report, places = judgement.search(remove_file, gradients, **searches)
-            else:
-                report, places = judgement.report(judged.swapped, gradients)
-    report = dataclasses.replace(report, changes=sorted({*changes, *judged.changes}))
-    return decide(report, limits, places)
 
-
-class _Judgement:
-    """One candidate under judgement. Its methods only read it, but for the sites of a search."""
-
-    def __init__(self, truth: Truth, candidate: Candidate, limits: dict[str, float], say: Say) -> None:
+    def __init__(
+        self, truth: Truth, candidate: Candidate, limits: dict[str, float], say: Callable[[str], None]
+    ) -> None:
         self.truth, self.candidate, self.limits, self.say = truth, candidate, limits, say
 
     def search(
         self, file: str | Path | None, gradients: bool, *, sensitivity: bool, remove: bool, bisect: bool
-    ) -> tuple[ParityReport, list[fields.PlaceOff]]:
-        """Search the sites, then return the report; see ``report``."""
-        truth, candidate = self.truth, self.candidate
+    ) -> ParityReport:
+        """Search the sites, then return the report without the verdict.
+
+        Raises:
+            ConfigError: if the candidate is no model of minigpt.
+        """
+        candidate, sites = self.candidate, self.candidate.swapped
         if not isinstance(candidate, OurCandidate):
             name = "sensitivity" if sensitivity else "remove" if remove else "bisect"
             raise ConfigError("needs a model of minigpt, whose norms can be swapped", argument=name)
         parts: dict[str, Any] = {}
-        sites = candidate.swapped
-        with Search(truth, candidate, file) as search:
+        with Search(self.truth, candidate, file) as search:
             if sensitivity or remove:
                 self.say("swapping one site at a time")
                 parts["sensitivity"] = search.sensitivity()
@@ -102,22 +61,22 @@ class _Judgement:
                     sites = self._allowed(search.swap, [step.site for step in removal.steps])
                     parts["removal"] = dataclasses.replace(removal, allowed=len(sites))
             with search.swap.only(sites):
-                report, places = self.report(sites, gradients)
+                report = self.report(sites, gradients)
             if candidate.fits is not None and sites != candidate.swapped:
                 parts["fit"] = [search.swap.fits[site] for site in sites]
             if bisect:
                 self.say("searching for the sites that break it")
                 parts["bisect"] = bisect_sites(candidate.swapped, lambda sites: self._fails(search.swap, sites))
-        return dataclasses.replace(report, **parts), places
+        return dataclasses.replace(report, **parts)
 
     def _allowed(self, swap: SiteSwap, sites: list[str]) -> list[str]:
         """Return the longest beginning of a list of sites that the budget allows on all texts."""
         most_kl = self.limits.get("kl", torch.inf)
-        while True:
-            self.say(f"checking {len(sites)} sites on all texts")
-            if not sites or not self._fails(swap, sites, most_kl):
-                return sites
+        self.say(f"checking {len(sites)} sites on all texts")
+        while sites and self._fails(swap, sites, most_kl):
             sites = sites[:-1]
+            self.say(f"checking {len(sites)} sites on all texts")
+        return sites
 
     def _fails(self, swap: SiteSwap, sites: list[str], most_kl: float = torch.inf) -> bool:
         """Return whether the report fails with the norm at these of its sites only."""
@@ -126,8 +85,8 @@ class _Judgement:
             report = ParityReport(**self._about(sites), **measured.figures())
         return not decide(report, self.limits).passed or not measured.largest_kl <= most_kl
 
-    def report(self, sites: list[str], gradients: bool) -> tuple[ParityReport, list[fields.PlaceOff]]:
-        """Return the report without the verdict, and the error at each place in the order of the data.
+    def report(self, sites: list[str], gradients: bool) -> ParityReport:
+        """Return the report without the verdict.
 
         Args:
             sites: those that hold the norm in question now.
@@ -138,8 +97,7 @@ class _Judgement:
         measured = Measured(truth, candidate, drift)
         if truth.reads_file:
             self.say(f"perplexity of {truth.text_file}")
-        figures = measured.figures(continuing=True)
-        gradient_rows = None
+        figures, gradient_rows = measured.figures(continuing=True), None
         if gradients:
             self.say("comparing gradients")
             if (after := candidate.gradients()) is not None:
@@ -150,42 +108,28 @@ class _Judgement:
             "tokens one by one": any(prompt.written for prompt in truth.prompts) and measured.decoded is None,
             "gradients": gradients and gradient_rows is None,
         }
-        report = ParityReport(
-            **self._about(sites), **figures,
-            norm_sites=drift.norm_sites(sites), blocks=drift.blocks(), tokens=measured.along_the_longest(),
-            speed=_speed(truth, candidate), gradients=gradient_rows,
+        candidate_ms = milliseconds(lambda: candidate.logits(truth.longest), truth.device)
+        return ParityReport(
+            **self._about(sites), **figures, **drift.figures(sites), tokens=measured.along_the_longest(),
+            speed=fields.Speed(candidate_ms, truth.reference_ms), gradients=gradient_rows,
             missing=[part for part, is_lacking in lacking.items() if is_lacking],
         )  # fmt: skip
-        return report, [] if candidate.center else drift.places()  # a centred stream is another one
 
     def _about(self, sites: list[str]) -> dict[str, Any]:
         """Return what is judged."""
         truth, candidate = self.truth, self.candidate
         is_part = len(sites) < len(candidate.swapped)
         read = {token for sample in truth.samples for token in sample.ids}
+        longest, config, error = max(len(sample.ids) for sample in truth.samples), truth.config, truth.bitwise_error
         return dict(
-            model=candidate.name,
-            against=None if candidate.name == truth.source else truth.source,
-            against_norm=truth.norm,
-            norm=candidate.norm,
+            model=candidate.name, against=None if candidate.name == truth.source else truth.source,
+            norm=candidate.norm, against_norm=truth.norm, quantize=candidate.quantize, center=candidate.center,
             sites=[site for site in truth.sites if site in sites] if is_part else list(candidate.sites),
-            device=str(truth.device),
-            dtype=dtype_name(truth.dtype),
-            attention=truth.attention,
-            versions=truth.versions,
-            prompts=truth.described,
-            built_in=truth.described == BUILT_IN,
-            quantize=candidate.quantize,
-            difference=candidate.difference,
-            center=candidate.center,
-            exact=candidate.is_exact,
-            fit=candidate.fits,
-            notes=candidate.notes,
-            bitwise=fields.Bitwise(truth.bitwise_error.largest == 0, truth.bitwise_error.largest),
-            coverage=fields.Coverage(
-                max(len(sample.ids) for sample in truth.samples), truth.config.n_positions, len(read),
-                truth.config.vocab_size,
-            ),
+            device=str(truth.device), dtype=dtype_name(truth.dtype), attention=candidate.attention or truth.attention,
+            versions=truth.versions, prompts=truth.described, built_in=truth.described == BUILT_IN,
+            exact=candidate.is_exact, difference=candidate.difference, fit=candidate.fits, notes=candidate.notes,
+            bitwise=fields.Bitwise(error.largest == 0, error.largest),
+            coverage=fields.Coverage(longest, config.n_positions, len(read), config.vocab_size),
         )  # fmt: skip
 
 
@@ -295,10 +239,8 @@ class Drift:
         Raises:
             NormError: if a norm returned NaN where the truth is a number.
         """
-        truth = self.truth
-        for place, exact in truth.true_outputs(sample).items():
-            if place in reading.outputs:
-                output = reading.outputs[place]
+        for place, exact in self.truth.true_outputs(sample).items():
+            if (output := reading.outputs.get(place)) is not None:
                 if output.isnan().any():
                     self.candidate.refuse_nan(f"the outputs of {place}")
                 self.propagated[place].add(output, exact)
@@ -306,46 +248,21 @@ class Drift:
             if site in reading.outputs:
                 rounded = x[None].to(reading.outputs[site].dtype)  # (1, T, C)
                 if (output := self.candidate.normalize(site, rounded.clone())) is not None:
-                    self.local[site].add(output[0], truth.norms[site](rounded[0]))
+                    self.local[site].add(output[0], self.truth.norms[site](rounded[0]))
 
-    def norm_sites(self, swapped: list[str]) -> list[fields.NormSiteError]:
-        """Return every site, in the order of the data."""
-        return [
-            fields.NormSiteError(
-                site=site,
-                local_error=self.local[site].relative if site in self.local else None,
-                propagated_error=self.propagated[site].relative,
-                noise=self.truth.noise[site],
-                swapped=site in swapped,
-            )
-            for site in self.truth.sites
-            if site in self.propagated
-        ]
-
-    def blocks(self) -> list[fields.BlockError]:
-        """Return the residual stream after every block."""
-        return [
-            fields.BlockError(block, self.propagated[block].relative, self.truth.noise[block])
-            for block in self.truth.blocks
-            if block in self.propagated
-        ]
-
-    def places(self) -> list[fields.PlaceOff]:
-        """Return the error at every norm and block, in the order of the data."""
-        places = []
-        for place, noise in self.truth.noise.items():
-            if place in self.propagated:
-                error = self.propagated[place].relative
-                places.append(fields.PlaceOff(place, error, noise, noise_ratio(error, noise, 1.0)))
-        return places
-
-
-def _speed(truth: Truth, candidate: Candidate) -> fields.Speed:
-    finish(truth.device)
-    start = time.perf_counter()
-    candidate.logits(truth.longest)
-    finish(truth.device)
-    return fields.Speed(candidate_ms=1000 * (time.perf_counter() - start), reference_ms=truth.reference_ms)
+    def figures(self, swapped: list[str]) -> dict[str, Any]:
+        """Return the error at every norm, and in the residual stream after every block, in the order of the data."""
+        truth, sites, blocks = self.truth, [], []
+        for place, noise in truth.noise.items():
+            if place not in self.propagated:
+                continue
+            error = self.propagated[place].relative
+            if place in truth.blocks:
+                blocks.append(fields.BlockError(place, error, noise))
+            else:
+                own = self.local[place].relative if place in self.local else None
+                sites.append(fields.NormSiteError(place, own, error, noise, place in swapped))
+        return {"norm_sites": sites, "blocks": blocks}
 
 
 def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | None:
@@ -356,7 +273,7 @@ def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | Non
     for i, (sample, distance, floor) in enumerate(
         zip(truth.windows, meter.distances, truth.window_floors, strict=True)
     ):
-        ratio = noise_ratio(distance.rms, max(floor.rms, total.rms), distance.scale)
+        ratio = fields.noise_ratio(distance.rms, max(floor.rms, total.rms), distance.scale)
         if not ratio <= fields.MOST_NOISE:  # written so that NaN is off
             errors, limit = meter.columns[i]["error"], fields.MOST_NOISE * truth.position_noise
             over = [j for j, error in enumerate(errors.tolist()) if not error <= limit] or [int(errors.argmax())]

@@ -4,6 +4,9 @@ Errors of norms and blocks are relative: the root of the mean, over tokens, of |
 and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 """
 
+import math
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -144,7 +147,7 @@ class Greedy(Fields):
     first_divergence: Divergence | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NormSiteError(Fields):
     """The error at a norm.
 
@@ -244,9 +247,9 @@ class GradientError(Fields):
     """The relative error of the gradient for a Parameter, that of transformers at the dtype, and their ratio."""
 
     parameter: str
-    relative_error: float
-    noise: float
-    ratio: float
+    relative_error: Annotated[float, Shown("relative error")]
+    noise: Annotated[float, Shown("transformers' own")]
+    ratio: Annotated[float, Shown("ratio", times)]
 
 
 @dataclass(frozen=True)
@@ -298,8 +301,8 @@ class SiteFit(Fields):
     """R squared of a swapped norm before and after it was fitted."""
 
     site: str
-    before: float
-    after: float
+    before: Annotated[float, Shown("as it is", percent)]
+    after: Annotated[float, Shown("fitted", percent)]
 
 
 @dataclass(frozen=True)
@@ -307,8 +310,8 @@ class SiteChange(Fields):
     """What a site that is swapped alone does to the logits; ``ratio`` is over the noise floor of the same texts."""
 
     site: str
-    rms_error: float
-    ratio: float
+    rms_error: Annotated[float, Shown("RMS change")]
+    ratio: Annotated[float, Shown("of the noise floor", times)]
 
 
 @dataclass(frozen=True)
@@ -316,10 +319,10 @@ class RemovalStep(Fields):
     """The model with its norms swapped at the sites up to this one."""
 
     site: str
-    kl_mean: float
+    kl_mean: Annotated[float, Shown("KL divergence")]
     kl_mean_se: float
-    loss: float
-    loss_change: float
+    loss: Annotated[float, Shown("loss", precise)]
+    loss_change: Annotated[float, Shown("change of loss")]
     loss_change_se: float
 
 
@@ -435,7 +438,7 @@ class ParityFields(Fields):
     reasons: Sequence[str] = ()
 
 
-AnyReport = Report | ParityFields  # of a judgement, or read from JSON
+AnyReport = Report | Fields  # of a judgement, or read from JSON
 
 
 def outcome_of(report: AnyReport) -> str:
@@ -458,6 +461,21 @@ def population(report: AnyReport) -> str:
     tokens = report["distribution"].get("tokens")
     text = text_file(report) or f"the {report.get('prompts') or 'prompts'}"
     return text if tokens is None else f"{tokens:,} tokens of {text}"
+
+
+def places(report: AnyReport) -> list[tuple[str, Report]]:
+    """Return each norm, and each block behind its norms, in the order of the data: by the number in their names."""
+    blocks = [
+        (row["block"], {"propagated_error": row["error"], "noise": row["noise"]}) for row in report.get("blocks", ())
+    ]
+    sites = [vars(site) if isinstance(site, Fields) else site for site in report["norm_sites"]]
+    rows = [*((site["site"], site) for site in sites), *blocks]
+    return sorted(rows, key=lambda row: int(number[1]) if (number := re.search(r"\.(\d+)", row[0])) else math.inf)
+
+
+def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> float:
+    """Return an RMS error as a multiple of the noise floor, which is at least the truth's own rounding."""
+    return rms_error / (noise_floor or 8 * sys.float_info.epsilon * (scale or 1.0))
 
 
 def text_file(report: AnyReport) -> str | None:

@@ -5,23 +5,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from minigpt.errors import MiniGPTError
-from minigpt.report.fields import (
-    MOST_NOISE,
-    Distribution,
-    Divergence,
-    Form,
-    LogitsError,
-    NormSiteError,
-    PerplexityChange,
-    PositionOff,
-    Report,
-    outcome_of,
-    perplexities,
-    population,
-    shown,
-    text_file,
-    unit,
-)
+from minigpt.report import fields
+from minigpt.report.fields import MOST_NOISE, Form, Report, perplexities, population, shown, text_file
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
 
 BUILT_IN = (
@@ -85,15 +70,15 @@ def checked(reports: Sequence[Report]) -> list[Report]:
     """
     measured = []
     for number, report in enumerate(reports, 1):
-        fields = report if isinstance(report, dict) else {}
-        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(fields.get(key), kind)]
+        parts = report if isinstance(report, dict) else {}
+        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(parts.get(key), kind)]
         if lacking or report["verdict"] not in ("pass", "fail"):
             raise MiniGPTError(
                 f"{f'report {number}' if len(reports) > 1 else 'the report'} is not a parity report: its "
                 f"{', '.join(lacking) or 'verdict'} cannot be read; write one with minigpt parity --json FILE"
             )
-        parts = {name: value for name, value in report.items() if value is not None}
-        measured.append(parts | {"outcome": outcome_of(report)})
+        parts = {name: value for name, value in parts.items() if value is not None}
+        measured.append(parts | {"outcome": fields.outcome_of(report)})
     return measured
 
 
@@ -184,36 +169,26 @@ def overview(reports: Sequence[Report]) -> list[Part]:
 
 
 def _overview(name: str, tokens: str, reports: Sequence[Report]) -> Part:
-    with_model = len({report["model"] for report in reports}) > 1
-    of_prompts = all(text_file(report) is None for report in reports)
-    rows: list[list[Cell]] = []
-    for report in reports:
-        logits = report["logits"] if of_prompts else report["text"]["logits"]
-        parting = report["greedy"].get("first_divergence")
-        rows.append([
-            report["outcome"],
-            *([report["model"]] if with_model else []),
-            report["norm"],
-            ", ".join(report["sites"]),
-            _cell(report["distribution"], "kl_mean"),
-            _cell(report["distribution"], "top1_agreement", percent),
-            Number(perplexities(report)[1], precise),
-            Number(logits["ratio"], times),
-            *([f"parts at {parting['token']}" if parting else "all agree"] if of_prompts else []),
-        ])  # fmt: skip
-    heads = [
-        "verdict",
-        *(["model"] if with_model else []),
-        "norm",
-        "sites",
-        "KL mean",
-        "top-1",
-        "perplexity",
-        "of noise",
-    ]
+    rows = [_verdict_row(report) for report in reports]
+    if len({report["model"] for report in reports}) == 1:
+        rows = [{head: cell for head, cell in row.items() if head != "model"} for row in rows]
     before = ", ".join(sorted({precise(perplexities(report)[0]) for report in reports}))
     about = f"Of {tokens}. The original's perplexity is {before}; another one, also a lower one, is another model's."
-    return Part(name, "All verdicts", about, [*heads, *(["greedy"] if of_prompts else [])], rows)
+    return Part(name, "All verdicts", about, [*rows[0]], [[*row.values()] for row in rows])
+
+
+def _verdict_row(report: Report) -> dict[str, Cell]:
+    """Return the cells of a report by their heads."""
+    of_prompts = text_file(report) is None
+    parting = report["greedy"].get("first_divergence")
+    row = {
+        "verdict": report["outcome"], "model": report["model"], "norm": report["norm"],
+        "sites": ", ".join(report["sites"]), "KL mean": _cell(report["distribution"], "kl_mean"),
+        "top-1": _cell(report["distribution"], "top1_agreement", percent),
+        "perplexity": Number(perplexities(report)[1], precise),
+        "of noise": _cell(report["logits"] if of_prompts else report["text"]["logits"], "ratio", times),
+    }  # fmt: skip
+    return row | ({"greedy": f"parts at {parting['token']}" if parting else "all agree"} if of_prompts else {})
 
 
 def notes_on(reports: Sequence[Report]) -> list[str]:
@@ -230,53 +205,53 @@ def _pair(report: Report) -> str:
     return f"{report['norm']} at {', '.join(report['sites'])}"
 
 
-def _cell(fields: Report, key: str, form: Form = brief) -> Cell:
-    return Number(fields[key], form, fields.get(f"{key}_se")) if key in fields else None
+def _cell(figures: Report, key: str, form: Form = brief) -> Cell:
+    """Return a figure with its standard error; None if it was not measured."""
+    return Number(figures[key], form, figures.get(f"{key}_se")) if key in figures else None
 
 
-def _cells(kind: type, fields: Report) -> list[Cell]:
+def cells(kind: type, figures: Report) -> list[Cell]:
     """Return the figures of a class as the cells of a row."""
-    return [_cell(fields, key, figure.form) for key, figure in shown(kind).items()]
+    return [_cell(figures, key, figure.form) for key, figure in shown(kind).items()]
 
 
-def _titles(kind: type) -> list[str]:
+def titles(kind: type) -> list[str]:
+    """Return the titles of the figures of a class, which head their columns."""
     return [figure.title for figure in shown(kind).values()]
 
 
-def _rows(kind: type, fields: Report) -> list[tuple[str, Cell]]:
+def _rows(kind: type, figures: Report) -> list[tuple[str, Cell]]:
     """Return a row for each figure of a class that was measured."""
-    return [(title, cell) for title, cell in zip(_titles(kind), _cells(kind, fields), strict=True) if cell is not None]
+    return [(title, cell) for title, cell in zip(titles(kind), cells(kind, figures), strict=True) if cell is not None]
 
 
 def _budget(report: Report) -> Part:
-    def row(line: Report) -> tuple[Cell, ...]:
+    rows: list[tuple[Cell, ...]] = []
+    for line in report.get("budget", ()):
         form = partial(format_limit, line["quantity"])
         kept = "✓ kept" if line["kept"] else "✗ not kept"
-        return line["quantity"], Number(line["limit"], form), Number(line["measured"], form), kept
-
-    rows = [row(line) for line in report.get("budget", ())]
-    return Part(
-        "budget", "Budget", "These limits decide, in place of parity.", ("quantity", "limit", "measured", ""), rows
-    )
+        rows.append((line["quantity"], Number(line["limit"], form), Number(line["measured"], form), kept))
+    sentence = "These limits decide, in place of parity."
+    return Part("budget", "Budget", sentence, ("quantity", "limit", "measured", ""), rows)
 
 
 def _logits(report: Report) -> Part:
-    rows: list[list[Cell]] = [["whole prompts", *_cells(LogitsError, report["logits"])]]
+    rows: list[list[Cell]] = [["whole prompts", *cells(fields.LogitsError, report["logits"])]]
     if "decoding" in report:
-        rows.append(["token by token", *_cells(LogitsError, report["decoding"])])
+        rows.append(["token by token", *cells(fields.LogitsError, report["decoding"])])
     if (text := report.get("text")) is not None:
-        rows.append([text["file"] or f"text of {text['tokens']:,} tokens", *_cells(LogitsError, text["logits"])])
+        rows.append([text["file"] or f"text of {text['tokens']:,} tokens", *cells(fields.LogitsError, text["logits"])])
     sentence = f"Errors are from transformers in float64; the noise floor is its own at {report['dtype']}."
-    return Part("logits", "Logits", sentence, ("", *_titles(LogitsError)), rows)
+    return Part("logits", "Logits", sentence, ("", *titles(fields.LogitsError)), rows)
 
 
 def _distribution(report: Report) -> Part:
     measured = report["distribution"]
-    rows = _rows(Distribution, measured)
+    rows = _rows(fields.Distribution, measured)
     if (worst := measured.get("worst")) is not None:
-        where = f"position {worst['position']} of {unit(report)} {worst['window']}"
+        where = f"position {worst['position']} of {fields.unit(report)} {worst['window']}"
         rows.append(("the largest KL divergence is at", where + (f": {worst['text']}" if worst["text"] else "")))
-    sentence = f"Of {population(report)}, in nats, ± the standard error over {unit(report)}s."
+    sentence = f"Of {population(report)}, in nats, ± the standard error over {fields.unit(report)}s."
     return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
 
 
@@ -284,7 +259,7 @@ def _perplexity(report: Report) -> Part | None:
     if (text := report.get("perplexity")) is None:
         return None
     changed = change(text["reference"], text["candidate"])
-    rows = [*_rows(PerplexityChange, text), ("change of perplexity", changed)]
+    rows = [*_rows(fields.PerplexityChange, text), ("change of perplexity", changed)]
     about = f"Of the whole of {text['file']}, in windows that overlap."
     return Part("perplexity", "Perplexity", about, ("", "this model"), rows, brief=4)
 
@@ -294,7 +269,7 @@ def _greedy(report: Report) -> Part:
     rows: list[tuple[Cell, ...]] = [("tokens compared", _cell(greedy, "tokens_compared", count))]
     if (parting := greedy.get("first_divergence")) is None:
         return Part("greedy", "Greedy decoding", "All tokens are those of transformers.", ("", "tokens"), rows)
-    rows += _rows(Divergence, parting)
+    rows += _rows(fields.Divergence, parting)
     sentence = f"It parts from transformers, {'within' if parting['within_noise'] else 'beyond'} the noise."
     drawing = "continuations" if parting.get("candidate_text") and parting.get("reference_text") else None
     return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows, None, drawing, report)
@@ -304,79 +279,52 @@ def _sites(report: Report) -> Part | None:
     """Norms and blocks where an error begins come first: their own is large, or it grows over the place before."""
     if report.get("center"):  # what goes in and out of its norms is not the original's
         return None
-    before = 1.0
-    rows: list[tuple[float, Sequence[Cell]]] = []
-    for name, place in _places(report):
-        ratio = _ratio(place, "propagated_error")
+    before, excess, rows = 1.0, dict[str, float](), dict[str, Sequence[Cell]]()
+    for name, place in fields.places(report):
+        noise = place.get("noise") or 0.0
+        own, ratio = (fields.noise_ratio(place.get(f"{kind}_error") or 0.0, noise) for kind in ("local", "propagated"))
+        excess[name], before = max(own, ratio / max(1.0, before)), ratio
         swapped = ("yes" if place["swapped"] else "no") if "swapped" in place else ""
-        excess = max(_ratio(place, "local_error"), ratio / max(1.0, before))
-        rows.append((excess, (name, *_cells(NormSiteError, place), swapped)))
-        before = ratio
-    rows.sort(key=lambda row: -row[0])
+        rows[name] = (name, *cells(fields.NormSiteError, place), swapped)
     off = report.get("first_off")
-    sentence = f"An error begins at {off['place']}. " if off else ""
-    about = sentence + "Relative RMS errors; where they grow most comes first."
-    heads = ("norm or block", *_titles(NormSiteError), "swapped")
-    return Part("sites", "Where it happens", about, heads, [row for _, row in rows], FEW, "sites", report)
+    about = (
+        f"An error begins at {off['place']}. " if off else ""
+    ) + "Relative RMS errors; where they grow most comes first."
+    heads = ("norm or block", *titles(fields.NormSiteError), "swapped")
+    most_first = sorted(rows.values(), key=lambda row: -excess[str(row[0])])
+    return Part("sites", "Where it happens", about, heads, most_first, FEW, "sites", report)
 
 
-def _places(report: Report) -> list[tuple[str, Report]]:
-    """Return each norm, and each block behind its norms, in the order of the data."""
-    blocks = {
-        row["block"]: {"propagated_error": row["error"], "noise": row["noise"]} for row in report.get("blocks", ())
-    }
-    places: list[tuple[str, Report]] = []
-    for site in report["norm_sites"]:
-        before = places[-1][0] if places else ""
-        left = [name for name in blocks if before.startswith(f"{name}.") and not site["site"].startswith(f"{name}.")]
-        places += [(name, blocks.pop(name)) for name in left]
-        places.append((site["site"], site))
-    return [*places, *blocks.items()]
-
-
-def _ratio(place: Report, key: str) -> float:
-    """Return an error as a multiple of transformers' own there."""
-    error = place.get(key)
-    return 0.0 if error is None else error / (place.get("noise") or 1e-300)
-
-
-def _gradients(report: Report) -> Part | None:
-    rows = [
-        (row["parameter"], _cell(row, "relative_error"), _cell(row, "noise"), _cell(row, "ratio", times))
-        for row in report.get("gradients", ())
-    ]
+def _gradients(report: Report) -> Part:
+    rows = [(row["parameter"], *cells(fields.GradientError, row)) for row in report.get("gradients", ())]
     sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
-    heads = ("gradient of", "relative error", "transformers' own", "ratio")
-    return Part("gradients", "Gradients", sentence, heads, rows, FEW)
+    return Part("gradients", "Gradients", sentence, ("gradient of", *titles(fields.GradientError)), rows, FEW)
 
 
 def _removal(report: Report) -> Part | None:
     if (removal := report.get("removal")) is None:
         return None
-    rows = [("none", "0", Number(removal["loss"], precise), "0")] + [
-        (step["site"], _cell(step, "kl_mean"), Number(step["loss"], precise), _cell(step, "loss_change"))
-        for step in removal["steps"]
-    ]
+    rows = [("none", "0", Number(removal["loss"], precise), "0")]
+    rows += [(step["site"], *cells(fields.RemovalStep, step)) for step in removal["steps"]]
     sentence = (
         f"The least harmful site is swapped first and stays, then the next. KL divergence from the original, on "
-        f"{count(removal.get('tokens'))} tokens, ± the standard error over {unit(report)}s."
+        f"{count(removal.get('tokens'))} tokens, ± the standard error over {fields.unit(report)}s."
     )
-    heads = ("the last site", "KL divergence", "loss", "change of loss")
+    heads = ("the last site", *titles(fields.RemovalStep))
     return Part("removal", "One site after another", sentence, heads, rows, bars=1)
 
 
-def _sensitivity(report: Report) -> Part | None:
-    rows = [(row["site"], _cell(row, "rms_error"), _cell(row, "ratio", times)) for row in report.get("sensitivity", ())]
+def _sensitivity(report: Report) -> Part:
+    rows = [(row["site"], *cells(fields.SiteChange, row)) for row in report.get("sensitivity", ())]
     sentence = "How far each site, swapped alone, moves the logits."
-    return Part("sensitivity", "Which sites matter", sentence, ("site", "RMS change", "of the noise floor"), rows, FEW,
-                bars=1)  # fmt: skip
+    return Part("sensitivity", "Which sites matter", sentence, ("site", *titles(fields.SiteChange)), rows, FEW, bars=1)
 
 
-def _fit(report: Report) -> Part | None:
+def _fit(report: Report) -> Part:
     fits = sorted(report.get("fit", ()), key=lambda site: site["after"] or 0.0)
-    rows = [(site["site"], _cell(site, "before", percent), _cell(site, "after", percent)) for site in fits]
+    rows = [(site["site"], *cells(fields.SiteFit, site)) for site in fits]
     sentence = "The share of the variance of the original norm's output that this norm explains (R squared)."
-    return Part("fit", "How much each site explains", sentence, ("norm site", "as it is", "fitted"), rows)
+    return Part("fit", "How much each site explains", sentence, ("norm site", *titles(fields.SiteFit)), rows)
 
 
 def _bisect(report: Report) -> Part | None:
@@ -404,7 +352,7 @@ def _first_off(report: Report) -> Part | None:
     if (off := (report.get("text") or {}).get("first_off")) is None:
         return None
     sentence = "Where the logits of the longer text begin to be off."
-    return Part("first-off", "The first window that is off", sentence, ("", "there"), _rows(PositionOff, off), 0)
+    return Part("first-off", "The first window that is off", sentence, ("", "there"), _rows(fields.PositionOff, off), 0)
 
 
 def _coverage(report: Report) -> Part:

@@ -15,10 +15,9 @@ from reports import made, sample_report
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.judge.measures import noise_ratio
 from minigpt.judge.reference import Reference
 from minigpt.judge.rules import QUANTITIES, decide, parse_budget
-from minigpt.report.fields import Divergence
+from minigpt.report.fields import Divergence, noise_ratio
 from minigpt.report.parity_report import ParityReport
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
