@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.errors import MiniGPTError
-from minigpt.serve.protocol import NOT_JSON, RefusalError, refusal_of
+from minigpt.serve.protocol import RefusalError, refusal_of
 from minigpt.serve.scheduler import Meters
 
 MAX_BODY = 2**20  # bytes of a request
@@ -51,7 +51,7 @@ class Guard:
 
         try:
             self._check(scope)
-            await self.app(scope, await self._body(scope, receive), noted)
+            await self.app(scope, await _whole_body(receive), noted)
         except (MiniGPTError, asyncio.CancelledError) as error:  # cancelled: the server does not wait any longer
             if status == GONE:
                 await refusal_of(error).response()(scope, receive, noted)
@@ -85,31 +85,29 @@ class Guard:
             message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise RefusalError(401, message, code="invalid_api_key")
 
-    async def _body(self, scope: Scope, receive: Receive) -> Receive:
-        """Wait for the whole body, and return a ``receive`` for it.
 
-        A body that is too large is read and dropped, since a client reads the answer after it has sent.
+async def _whole_body(receive: Receive) -> Receive:
+    """Wait for the whole body, and return a ``receive`` for it.
 
-        Raises:
-            RefusalError: if it is too large, or not JSON.
-        """
-        parts, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            more, part = message.get("more_body", False), message.get("body", b"")
-            size += len(part)
-            if size <= MAX_BODY:
-                parts.append(part)
-        if size > MAX_BODY:
-            raise RefusalError(413, f"the body of a request may have at most {MAX_BODY} bytes", code="too_large")
-        kind = dict(scope["headers"]).get(b"content-type", b"").lower()
-        if scope["method"] == "POST" and not kind.startswith(b"application/json"):
-            raise RefusalError(400, NOT_JSON)
-        waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+    A body that is too large is read and dropped, since a client reads the answer after it has sent.
 
-        async def next_message() -> Message:
-            return waiting.pop() if waiting else await receive()
+    Raises:
+        RefusalError: if it is too large.
+    """
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more, part = message.get("more_body", False), message.get("body", b"")
+        size += len(part)
+        if size <= MAX_BODY:
+            parts.append(part)
+    if size > MAX_BODY:
+        raise RefusalError(413, f"the body of a request may have at most {MAX_BODY} bytes", code="too_large")
+    waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
-        return next_message
+    async def next_message() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return next_message

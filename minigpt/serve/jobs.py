@@ -46,7 +46,9 @@ class Channel:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (event, is_last))
 
     def fail(self, error: BaseException) -> None:
-        """End with an error: of the client, of the server, or of the model. Any thread may call this."""
+        """End with an error of client, server or model. Any thread may call this, and the first error counts."""
+        if self.disconnected:
+            return
         self.disconnected = True
         if not isinstance(error, RefusalError | ClientDisconnect | NoTokenLeftError):
             message = f"the model failed: {type(error).__name__}: {str(error)[:500]}"
@@ -96,12 +98,6 @@ class RequestRow(Row):
         """End the request with an error."""
         self.job.channel.fail(error)
 
-    def report_tokens(self, tokens: list[Token]) -> None:
-        """Let the next event report tokens. The request fails if a log-probability is NaN."""
-        if any(token.logprob is not None and math.isnan(token.logprob) for token in tokens):
-            self.fail(GenerationError(NOT_NUMBERS))
-        self.tokens += tokens
-
 
 class Job:
     """A request for texts.
@@ -116,30 +112,11 @@ class Job:
     def __init__(self, body: CompletionRequest, rows: list[RequestRow]) -> None:
         self.body, self.channel = body, Channel()
         self.waiting, self._unfinished = deque(rows), len(rows)
-        self._scored: dict[int, list[Token] | None] = {}  # by prompt; None while a text scores it
         for index, row in enumerate(rows):
-            row.job, row.index, row.tokens = self, index, []
+            row.job, row.index, row.is_read = self, index, False
             row.may_draft = body.logprobs is None  # log-probabilities need the logits of each token
-
-    @property
-    def is_scoring(self) -> bool:
-        """True while another text scores the prompt of the next one that waits."""
-        return self._scored.get(self.waiting[0].prompt, ()) is None
-
-    def start_row(self) -> RequestRow:
-        """Return the next text that waits. The first one of a prompt scores the prompt, if the request wants that."""
-        row = self.waiting.popleft()
-        row.is_read = False
-        if self.body.scores_prompts:
-            scored = self._scored.setdefault(row.prompt, None)
-            row.scores_prompt = scored is None
-            row.tokens = list(scored or [Token(row.ids[0], None, [])])
-        return row
-
-    def end_scoring(self, row: RequestRow) -> None:
-        """Note that a text has scored its prompt."""
-        row.scores_prompt = False
-        self._scored[row.prompt] = list(row.tokens)
+            row.scores_prompt = body.echo and body.logprobs is not None
+            row.tokens = [Token(row.ids[0], None, [])] if row.scores_prompt else []
 
     def report(self, row: RequestRow) -> None:
         """Send what a text has added since the last report."""

@@ -2,25 +2,27 @@
 
 import asyncio
 import codecs
-import json
+import re
 import secrets
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, create_model, model_validator
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from minigpt.errors import MiniGPTError
 from minigpt.generation import GenerationSettings, parse_settings
-from minigpt.generation.settings import FLAG, HTTP, IDS, SETTINGS, Rule, integer, is_list
+from minigpt.generation.settings import HTTP, SETTINGS, check_value
 from minigpt.tokenizer import Tokenizer
 from minigpt.version import __version__
 
-PARTS_AT_ONCE = 256  # of JSON, that are encoded before other requests and the computing thread get their turn
-TOKENS_AT_ONCE = 4  # with log-probabilities, that are collected before that
+TOKENS_AT_ONCE = (
+    4  # with log-probabilities, that are collected before other requests and the computing thread get a turn
+)
 REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}  # by status
@@ -30,26 +32,11 @@ MESSAGES = {  # of the framework's errors, by status
     404: "this server does not have this path; POST /v1/completions writes texts",
     405: "this path does not take this method",
 }
-
-
-JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def encoded(value: object) -> bytes:
-    """Return a value as JSON."""
-    return JSON.encode(value).encode()
-
-
-async def encoded_in_turns(value: object) -> bytes:
-    """Return a large value as JSON. Other requests get their turn while it is encoded."""
-    data, parts = bytearray(), list[str]()
-    for part in JSON.iterencode(value):
-        parts.append(part)
-        if len(parts) == PARTS_AT_ONCE:
-            data += "".join(parts).encode()
-            parts.clear()
-            await asyncio.sleep(0)
-    return bytes(data + "".join(parts).encode())
+BODY_MESSAGES = {  # of pydantic's errors, by their type and by the field
+    "missing": "is missing",
+    "extra_forbidden": "is not a field of this request, or only with the value that changes nothing",
+    "prompt": "must be a string, a list of strings, a list of token ids, or a list of such lists",
+}
 
 
 class RefusalError(MiniGPTError):
@@ -69,7 +56,7 @@ class RefusalError(MiniGPTError):
     def encoded(self) -> bytes:
         """Return the error object as JSON."""
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return encoded({"error": {"message": str(self), "type": kind, "param": self.argument, "code": self.code}})
+        return to_json({"error": {"message": str(self), "type": kind, "param": self.argument, "code": self.code}})
 
     def event(self) -> bytes:
         """Return the error object as the last event of a stream."""
@@ -89,7 +76,9 @@ def refusal_of(error: BaseException) -> RefusalError:
         case RefusalError():
             return error
         case MiniGPTError():  # its argument is named as in Python
-            return RefusalError(400, error.message, BODY_NAMES.get(error.argument or "", error.argument))
+            return RefusalError(
+                400, error.message, "max_tokens" if error.argument == "max_new_tokens" else error.argument
+            )
         case RequestValidationError():
             return _refusal_of_body(error)
         case HTTPException():
@@ -101,111 +90,76 @@ def refusal_of(error: BaseException) -> RefusalError:
 
 
 def _refusal_of_body(error: RequestValidationError) -> RefusalError:
-    first = error.errors()[0]  # of a check here, or "missing", or of the kinds for a value that is no object
+    first = error.errors()[0]
     if isinstance(refusal := first.get("ctx", {}).get("error"), MiniGPTError):
         return refusal_of(refusal)
-    field, is_missing = first["loc"][-1], first["type"] == "missing"
-    if len(first["loc"]) < 2 or not isinstance(field, str):
+    _, *place = first["loc"]
+    if not place or not isinstance(field := place[-1] if first["type"] == "extra_forbidden" else place[0], str):
         return RefusalError(400, NOT_JSON)
-    return RefusalError(400, "is missing" if is_missing else "must be an object", field)
+    message = BODY_MESSAGES.get(first["type"]) or BODY_MESSAGES.get(field)
+    message = message or re.sub(r"^\w+ should", "must", first["msg"]) + f", got {first['input']!r:.100}"
+    return RefusalError(400, message, field[:64])
 
 
-def ruled(rule: Rule, kind: Any) -> PlainValidator:
-    """Return the check of a field of this kind: its values must obey a rule, whose words an error has."""
+def ruled(name: str) -> PlainValidator:
+    """Return the check of a setting of generation: its values must obey the rule for HTTP."""
 
-    def check(value: Any, info: ValidationInfo) -> Any:
+    def check(value: Any) -> Any:
         if isinstance(value, dict):  # of logit_bias; JSON's keys are strings
             value = {int(key) if key.isdecimal() and len(key) < 20 else key: number for key, number in value.items()}
-        if not rule.accepts(value):
-            raise RefusalError(400, f"must {rule.requirement}, got {json.dumps(value):.100}", info.field_name)
+        check_value(name, value, HTTP)
         return value
 
-    return PlainValidator(check, json_schema_input_type=kind)
-
-
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    kinds = set(map(type, value)) if isinstance(value, list) else set()
-    return kinds in ({str}, {int}) or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in value))
-
-
-STRING = Rule(lambda value: isinstance(value, str), "be a string")
-BOOLEAN = Rule(FLAG.accepts, "be true or false")
-PROMPT = Rule(_is_prompt, "be a string, a list of strings, a list of token ids, or a list of such lists")
-PAIR = Rule(lambda value: is_list(value, STRING.accepts, 2, 2), "be a list of two models' ids")
-String = Annotated[str, ruled(STRING, str)]
-OptionalString = Annotated[str | None, ruled(STRING, str)]
-Flag = Annotated[bool, ruled(BOOLEAN, bool)]
-Texts = str | list[str] | list[int] | list[list[int]]
+    return PlainValidator(check, json_schema_input_type=SETTINGS[name].type)
 
 
 # Fields of OpenAI's and vLLM's completions that this server does not have, with the values that ask for what it does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_k": (-1, 0),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (False,),
-    "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
+    "best_of": (1,), "suffix": ("",), "top_k": (-1, 0), "use_beam_search": (False,), "length_penalty": (1,),
+    "stop_token_ids": ([],), "include_stop_str_in_output": (False,), "skip_special_tokens": (False,),
+    "spaces_between_special_tokens": (True,), "return_tokens_as_token_ids": (False,), "return_token_ids": (False,),
     "priority": (0,),
-}
+}  # fmt: skip
 
 
 class Body(BaseModel):
     """A body of JSON. It has no other fields. Those that are null or NEUTRAL are left out."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        neutral = NEUTRAL | {"best_of": (fields.get("n") or 1, 1)}
-        fields = {
-            name: value for name, value in fields.items() if value is not None and value not in neutral.get(name, ())
+        return {
+            name: value for name, value in fields.items() if value is not None and value not in NEUTRAL.get(name, ())
         }
-        for name in fields.keys() - cls.model_fields.keys():
-            message = "is not a field of this request"
-            if name in neutral:
-                message = f"can only be {json.dumps(neutral[name][0])}"
-            raise RefusalError(400, message, ascii(name[:64])[1:-1])
-        return fields
 
 
-BODY_NAMES = {"max_new_tokens": "max_tokens"}  # of settings whose field has another name
-MAX_TOKENS = SETTINGS["max_new_tokens"].http or SETTINGS["max_new_tokens"].rule
 _SETTINGS: dict[str, Any] = {
-    BODY_NAMES.get(name, name): (
-        Annotated[setting.type | None, ruled(setting.http or setting.rule, setting.type | None)],
-        Field(None, description=setting.about),
-    )
+    name: (Annotated[Any, ruled(name)], Field(None, description=setting.about))
     for name, setting in SETTINGS.items()
-    if HTTP in setting.users
+    if HTTP in setting.users and name != "max_new_tokens"  # max_tokens, with a default for each path
 }
 _SETTINGS["min_tokens"] = _SETTINGS["min_new_tokens"]  # vLLM's name
-_SETTINGS["ignore_eos"] = (Flag, Field(False, description="Let no eos_token_id end a text."))
+_SETTINGS["ignore_eos"] = (bool, Field(False, description="Let no eos_token_id end a text."))
 Sampling = create_model("Sampling", __base__=Body, **_SETTINGS)
 
 
-def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
+def settings_of(body: Any) -> GenerationSettings:
     """Return the settings of a body of ``Sampling``, without those that have no effect at temperature 0.
 
     Raises:
         MiniGPTError: if they contradict each other.
     """
-    values = {name: getattr(body, BODY_NAMES.get(name, name), None) for name in SETTINGS}
+    values = {name: getattr(body, name, None) for name in SETTINGS}
     if body.min_tokens is not None:
-        if body.min_tokens > max_tokens:
-            raise RefusalError(400, f"must be at most {max_tokens}, as max_tokens, got {body.min_tokens}", "min_tokens")
+        if body.min_tokens > body.max_tokens:
+            message = f"must be at most {body.max_tokens}, as max_tokens, got {body.min_tokens}"
+            raise RefusalError(400, message, "min_tokens")
         values["min_new_tokens"] = body.min_tokens
     if body.ignore_eos:
-        if body.eos_token_id:
-            raise RefusalError(400, "contradicts eos_token_id", "ignore_eos")
         values["eos_token_id"] = []
     samples = body.temperature != 0
     settings = {
@@ -213,72 +167,60 @@ def settings_of(body: Any, max_tokens: int) -> GenerationSettings:
         for name, value in values.items()
         if value is not None and (samples or not SETTINGS[name].shapes_draw)
     }
-    valid = parse_settings(**settings | {"do_sample": samples, "max_new_tokens": max(1, max_tokens)})
-    valid.max_new_tokens = max_tokens  # 0: the prompt is read, and nothing is added
+    valid = parse_settings(**settings | {"do_sample": samples, "max_new_tokens": max(1, body.max_tokens)})
+    valid.max_new_tokens = body.max_tokens  # 0: the prompt is read, and nothing is added
     return valid
 
 
 class StreamOptions(Body):
-    include_usage: Flag = False
-    continuous_usage_stats: Flag = False
-    include_obfuscation: Flag = False
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+Several = Field(min_length=1, fail_fast=True)
+Texts = Annotated[list[str], Several] | Annotated[list[int], Several] | Annotated[list[list[int]], Several]
 
 
 class CompletionRequest(Sampling):
     """The body of ``POST /v1/completions``."""
 
-    model: String
-    prompt: Annotated[Texts, ruled(PROMPT, Texts)] = ""
-    max_tokens: Annotated[int, ruled(MAX_TOKENS, int)] = Field(
+    model: str
+    prompt: str | Texts = ""
+    max_tokens: Annotated[int, ruled("max_new_tokens")] = Field(
         16, description="Tokens of each text; 0 only reads the prompts."
     )
-    n: Annotated[int, ruled(integer(1, 128), int)] = Field(1, description="Texts for each prompt.")
-    stream: Flag = False
-    stream_options: StreamOptions | None = None
-    logprobs: Annotated[int | None, ruled(integer(0, 100), int)] = Field(
-        None, description="How many of the likeliest tokens to report at each token."
+    n: int = Field(1, ge=1, le=128, description="Texts for each prompt.")
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    logprobs: int | None = Field(
+        None, ge=0, le=100, description="How many of the likeliest tokens to report at each token."
     )
-    echo: Flag = Field(False, description="Let the text begin with the prompt.")
-    suffix: String = ""
-    user: String = ""
-
-    @property
-    def scores_prompts(self) -> bool:
-        """True if the answer has the log-probabilities of the prompts' tokens."""
-        return self.echo and self.logprobs is not None
-
-    @model_validator(mode="after")
-    def _check(self) -> "CompletionRequest":
-        if self.stream_options is not None and not self.stream:
-            raise RefusalError(400, "needs stream to be true", "stream_options")
-        if self.suffix:
-            raise RefusalError(400, "is not supported: GPT-2 cannot see the text that comes after", "suffix")
-        return self
+    echo: bool = Field(False, description="Let the text begin with the prompt.")
+    user: str = ""
 
 
 class CompareRequest(Sampling):
     """The body of ``POST /compare``: two models write on from one prompt."""
 
-    models: Annotated[list[str], ruled(PAIR, list[str])]
-    prompt: String = ""
-    max_tokens: Annotated[int, ruled(integer(1, 65536), int)] = Field(64, description="Tokens of each text.")
-    alternatives: Annotated[int, ruled(integer(1, 20), int)] = Field(
-        5, description="How many of each model's likeliest tokens to report."
-    )
+    models: list[str] = Field(min_length=2, max_length=2)
+    prompt: str = ""
+    max_tokens: int = Field(64, ge=1, le=65536, description="Tokens of each text.")
+    alternatives: int = Field(5, ge=1, le=20, description="How many of each model's likeliest tokens to report.")
 
 
 class TokenizeRequest(Body):
     """The body of ``POST /tokenize``."""
 
-    model: OptionalString = None
-    prompt: String
+    model: str | None = None
+    prompt: str
 
 
 class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
-    model: OptionalString = None
-    tokens: Annotated[list[int], ruled(IDS, list[int])]
+    model: str | None = None
+    tokens: list[int] = Field(fail_fast=True)
 
 
 class Token(NamedTuple):
@@ -325,9 +267,9 @@ class Answer:
         self, body: CompletionRequest, prompts: list[list[int]], tokenizer: Tokenizer, token_text: Callable[[int], str]
     ) -> None:
         self.body, self.prompts, self.tokenizer, self.token_text = body, prompts, tokenizer, token_text
-        self.options = body.stream_options or StreamOptions()
         self.totals = [0] * (len(prompts) * body.n)  # new tokens of each text
-        self._offsets = [_Offsets() for _ in self.totals]
+        self._offsets = [0] * len(self.totals)  # where the next token of each text begins, in characters
+        self._characters = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in self.totals]
         self._head: dict[str, Any] = {
             "id": f"cmpl-{secrets.token_hex(16)}", "object": "text_completion", "created": int(time.time()),
             "model": body.model, "system_fingerprint": f"minigpt-{__version__}",
@@ -336,33 +278,28 @@ class Answer:
     async def chunk(self, event: TextEvent) -> bytes:
         """Return the chunk of a stream for an event."""
         fields: dict[str, Any] = {"choices": [await self._choice(event)]}
-        if self.options.continuous_usage_stats:
+        if self.body.stream_options.continuous_usage_stats:
             fields["usage"] = self._usage()
-        elif self.options.include_usage:
+        elif self.body.stream_options.include_usage:
             fields["usage"] = None
-        return await self._encoded(fields)
+        return to_json(self._head | fields)
 
-    async def last_chunk(self) -> bytes:
+    def last_chunk(self) -> bytes:
         """Return the chunk with the usage."""
-        return await self._encoded({"choices": [], "usage": self._usage()})
+        return to_json(self._head | {"choices": [], "usage": self._usage()})
 
     async def whole(self, events: list[TextEvent]) -> bytes:
         """Return the answer to a request that is not streamed, from an event for each text."""
         choices = [await self._choice(event) for event in sorted(events)]
-        return await self._encoded({"choices": choices, "usage": self._usage()})
-
-    async def _encoded(self, fields: dict[str, Any]) -> bytes:
-        value = self._head | fields
-        return encoded(value) if self.body.logprobs is None else await encoded_in_turns(value)
+        return to_json(self._head | {"choices": choices, "usage": self._usage()})
 
     async def _choice(self, event: TextEvent) -> dict[str, Any]:
-        echo = (
-            self._prompt_text(event.number // self.body.n) if self.body.echo and not self.totals[event.number] else ""
-        )
+        is_first = not self.totals[event.number]
+        echo = self._prompt_text(event.number // self.body.n) if self.body.echo and is_first else ""
         self.totals[event.number] = event.total
-        logprobs = None if self.body.logprobs is None else await self._logprobs(event)
         return {
-            "index": event.number, "text": echo + event.text, "logprobs": logprobs, "finish_reason": REASONS[event.end],
+            "index": event.number, "text": echo + event.text, "finish_reason": REASONS[event.end],
+            "logprobs": None if self.body.logprobs is None else await self._logprobs(event),
         }  # fmt: skip
 
     def _prompt_text(self, number: int) -> str:
@@ -371,17 +308,17 @@ class Answer:
 
     async def _logprobs(self, event: TextEvent) -> dict[str, list[Any]]:
         """Return the log-probabilities of an event's tokens. Other requests get their turn meanwhile."""
-        columns: dict[str, list[Any]] = {
-            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
-        }  # fmt: skip
+        offsets, tops, text = list[int](), list[dict[str, float] | None](), event.number
         for number, token in enumerate(event.tokens):
             if number % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            columns["tokens"].append(self.token_text(token.id))
-            columns["token_logprobs"].append(token.logprob)
-            columns["top_logprobs"].append(self._top(token))
-            columns["text_offset"].append(self._offsets[event.number].next(self.tokenizer.decode_bytes([token.id])))
-        return columns
+            tops.append(self._top(token))
+            offsets.append(self._offsets[text])
+            self._offsets[text] += len(self._characters[text].decode(self.tokenizer.decode_bytes([token.id])))
+        return {
+            "tokens": [self.token_text(token.id) for token in event.tokens],
+            "token_logprobs": [token.logprob for token in event.tokens], "top_logprobs": tops, "text_offset": offsets,
+        }  # fmt: skip
 
     def _top(self, token: Token) -> dict[str, float] | None:
         """Return the likeliest tokens by their texts; of two with one text the likelier."""
@@ -397,16 +334,3 @@ class Answer:
     def _usage(self) -> dict[str, int]:
         prompt, new = sum(map(len, self.prompts)), sum(self.totals)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-
-
-class _Offsets:
-    """Counts the characters of one text."""
-
-    def __init__(self) -> None:
-        self._characters, self._offset = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
-
-    def next(self, token: bytes) -> int:
-        """Return where the next token begins, in characters."""
-        offset = self._offset
-        self._offset += len(self._characters.decode(token))
-        return offset

@@ -32,8 +32,8 @@ class RayOptions(BaseModel):
         norms: the norms to serve, with commas between them; by default the model's own.
         replicas: how many at least.
         max_replicas: how many at most; more than ``replicas`` lets Ray add some under load.
-        api_key: what clients must send; by default the environment's MINIGPT_API_KEY.
-        any_host: answer to any Host header, as where other machines reach Ray's proxy. It needs a key.
+        api_key: what clients must send; by default the environment's MINIGPT_API_KEY. With one, any Host header is
+            answered, since other machines may reach Ray's proxy.
         max_batch, max_queue: of each replica.
     """
 
@@ -47,7 +47,6 @@ class RayOptions(BaseModel):
     device: str | None = None
     quantize: str | None = None
     api_key: str | None = Field(default_factory=lambda: os.environ.get("MINIGPT_API_KEY"))
-    any_host: bool = False
     max_batch: int = 16
     max_queue: int = 256
 
@@ -59,9 +58,8 @@ def build(options: RayOptions) -> "Application":
         opening = options.model_dump(include={"dtype", "device", "quantize"})
         norms = options.norms.split(",") if options.norms else [None]
         models, tokenizer = open_models([Recipe(options.model, norm=norm, **opening) for norm in norms])
-        hosts = None if options.any_host and options.api_key else LOOPBACK
         limits = options.model_dump(include={"api_key", "max_batch", "max_queue"})
-        return app(models, tokenizer=tokenizer, allowed_hosts=hosts, **limits)
+        return app(models, tokenizer=tokenizer, allowed_hosts=None if options.api_key else LOOPBACK, **limits)
 
     most = max(options.max_replicas or 0, options.replicas)
     scaling = {

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -24,7 +25,7 @@ from minigpt.model import GPT2
 from minigpt.serve import protocol
 from minigpt.serve.guard import Guard
 from minigpt.serve.jobs import Comparison, Job, RequestRow
-from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, encoded, refusal_of, settings_of
+from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, refusal_of, settings_of
 from minigpt.serve.scheduler import Scheduler
 from minigpt.tokenizer import Tokenizer
 from minigpt.version import __version__
@@ -59,16 +60,13 @@ def build_app(
         middleware=middleware, exception_handlers=errors,
     )  # fmt: skip
     app.state.scheduler = endpoints.scheduler
-    for path, endpoint in {
-        "/v1/completions": endpoints.completions, "/compare": endpoints.compare,
-        "/tokenize": endpoints.tokenize, "/detokenize": endpoints.detokenize,
+    for path, (method, endpoint) in {
+        "/v1/completions": ("POST", endpoints.completions), "/compare": ("POST", endpoints.compare),
+        "/tokenize": ("POST", endpoints.tokenize), "/detokenize": ("POST", endpoints.detokenize),
+        "/v1/models": ("GET", endpoints.list_models), "/v1/models/{name:path}": ("GET", endpoints.show_model),
+        "/health": ("GET", endpoints.health), "/metrics": ("GET", endpoints.metrics),
     }.items():  # fmt: skip
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
-    for path, endpoint in {
-        "/v1/models": endpoints.list_models, "/v1/models/{name:path}": endpoints.show_model,
-        "/health": endpoints.health, "/metrics": endpoints.metrics,
-    }.items():  # fmt: skip
-        app.add_api_route(path, endpoint, response_model=None)
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for name, kind in PAGE.items():
         content = files("minigpt.serve").joinpath("page", name).read_bytes()
         page = Response(content, media_type=kind, headers=PAGE_HEADERS)
@@ -78,10 +76,6 @@ def build_app(
 
 async def _refuse(_: Request, error: Exception) -> Response:
     return refusal_of(error).response()
-
-
-def _json(value: object) -> Response:
-    return Response(encoded(value), media_type="application/json")
 
 
 class Endpoints:
@@ -108,19 +102,17 @@ class Endpoints:
         async def chunks() -> AsyncIterator[bytes]:
             async for event in events:
                 yield await answer.chunk(event)
-            if answer.options.include_usage:
-                yield await answer.last_chunk()
+            if body.stream_options.include_usage:
+                yield answer.last_chunk()
 
         return await _stream(chunks())
 
     async def compare(self, body: protocol.CompareRequest, request: Request) -> Response:
-        settings = settings_of(body, body.max_tokens)
-        if settings.overflow == "slide":
-            raise RefusalError(400, "cannot be slide in a comparison", "overflow")
+        settings = settings_of(body)
         models = self._model(body.models[0], "models"), self._model(body.models[1], "models")
         (ids,) = await self._prompts(models[0], body.prompt)
         for model in models:
-            _require_fits(model, ids, body.max_tokens, settings, slides=False)
+            _require_fits(model, ids, settings, slides=False)
         if settings.samples and settings.seed is None:  # both must draw alike
             settings = settings.replace(seed=secrets.randbelow(2**31))
         pair = self._row(models[0], ids, settings), self._row(models[1], ids, settings)
@@ -129,38 +121,36 @@ class Endpoints:
 
         async def chunks() -> AsyncIterator[bytes]:
             async for event in comparison.channel.receive(request):
-                yield encoded(event)
+                yield to_json(event)
 
         return await _stream(chunks())
 
-    async def list_models(self) -> Response:
-        return _json({"object": "list", "data": [self._described(name) for name in self.models]})
+    async def list_models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [await self.show_model(name) for name in self.models]}
 
-    async def show_model(self, name: str) -> Response:
-        return _json(self._described(name))
-
-    async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
-        model = self._model(body.model or next(iter(self.models)))
-        (ids,) = await self._encode([body.prompt])
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": model.config.n_positions})
-
-    async def detokenize(self, body: protocol.DetokenizeRequest) -> Response:
-        self._model(body.model or next(iter(self.models)))
-        return _json({"prompt": self.tokenizer.decode(body.tokens)})
-
-    async def health(self) -> Response:
-        if not self.scheduler.is_alive:
-            raise RefusalError(503, "the thread that computes has ended; start the server again", code="not_alive")
-        return _json({"status": "ok"})
-
-    async def metrics(self) -> Response:
-        return Response(generate_latest(self.scheduler.meters.registry), media_type=CONTENT_TYPE_LATEST)
-
-    def _described(self, name: str) -> dict[str, Any]:
+    async def show_model(self, name: str) -> dict[str, Any]:
         context = self._model(name).config.n_positions
         return {
             "id": name, "object": "model", "created": self.started, "owned_by": "minigpt", "max_model_len": context,
         }  # fmt: skip
+
+    async def tokenize(self, body: protocol.TokenizeRequest) -> Response:
+        model = self._model(body.model or next(iter(self.models)))
+        (ids,) = await self._encode([body.prompt])
+        fields = {"tokens": ids, "count": len(ids), "max_model_len": model.config.n_positions}
+        return Response(to_json(fields), media_type="application/json")
+
+    async def detokenize(self, body: protocol.DetokenizeRequest) -> dict[str, str]:
+        self._model(body.model or next(iter(self.models)))
+        return {"prompt": self.tokenizer.decode(body.tokens)}
+
+    async def health(self) -> dict[str, str]:
+        if not self.scheduler.is_alive:
+            raise RefusalError(503, "the thread that computes has ended; start the server again", code="not_alive")
+        return {"status": "ok"}
+
+    async def metrics(self) -> Response:
+        return Response(generate_latest(self.scheduler.meters.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _model(self, name: str, argument: str = "model") -> GPT2:
         if name not in self.models:
@@ -196,10 +186,9 @@ class Endpoints:
     def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request."""
         model, n, tokens = self._model(body.model), body.n, body.max_tokens
-        settings = settings_of(body, tokens)
+        settings = settings_of(body)
         for ids in prompts:
-            slides = settings.overflow == "slide" and not body.scores_prompts
-            _require_fits(model, ids, tokens, settings, slides)
+            _require_fits(model, ids, settings, slides=not body.echo or body.logprobs is None)
         if (count := len(prompts) * n) > self.scheduler.max_queue:
             message = f"asks for {count} texts, and a request may for {self.scheduler.max_queue}"
             raise RefusalError(400, message, "n" if n > 1 else "prompt")
@@ -228,9 +217,9 @@ class Endpoints:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _require_fits(model: GPT2, ids: list[int], new: int, settings: GenerationSettings, slides: bool) -> None:
-    context = model.config.n_positions
-    if len(ids) + new > context and not slides:
+def _require_fits(model: GPT2, ids: list[int], settings: GenerationSettings, slides: bool) -> None:
+    context, new = model.config.n_positions, settings.max_new_tokens
+    if len(ids) + new > context and not (slides and settings.overflow == "slide"):
         message = f"has {len(ids)} tokens and {new} are to be written; this model's context is {context}"
         raise RefusalError(400, message, "prompt", "context_length_exceeded")
     if len(ids) > MAX_PROMPT_TOKENS:

@@ -1,24 +1,25 @@
 """The one thread that computes. It takes a step of each model that has work, in turn."""
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from jaxtyping import Float
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
+from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch, Piece, Step
 from minigpt.generation.drafts import drafts_for
-from minigpt.generation.row import Row
 from minigpt.model import GPT2
-from minigpt.serve.jobs import Channel, Comparison, Job, RequestRow, tokens_of
+from minigpt.serve.jobs import NOT_NUMBERS, Channel, Comparison, Job, RequestRow, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MAX_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
@@ -72,7 +73,7 @@ class Scheduler:
 
     @property
     def count_writing(self) -> int:
-        return sum(len(lane.writing) for lane in self.lanes.values()) + len(self.comparisons)
+        return sum(len(lane.rows) for lane in self.lanes.values()) + len(self.comparisons)
 
     @property
     def has_work(self) -> bool:
@@ -128,27 +129,18 @@ class Scheduler:
         is_busy = bool(self.comparisons) or any(lane.is_decoding for lane in self.lanes.values())
         busy = [lane for lane in self.lanes.values() if lane.has_work]
         for lane in busy:
-            try:
-                lane.step(PROMPT_TOKENS_BESIDE if is_busy else PROMPT_TOKENS)
-            except BaseException as error:  # a mistake of ours must not leave clients waiting
-                logging.getLogger("minigpt").exception("a step failed")
-                lane.fail(error)
+            lane.step(PROMPT_TOKENS_BESIDE if is_busy else PROMPT_TOKENS)
         begun = time.monotonic()
-        if self.comparisons and (not busy or begun >= self._next_comparison):
-            self._compare(self.comparisons.popleft())
-            self._next_comparison = 2 * time.monotonic() - begun
-
-    def _compare(self, comparison: Comparison) -> None:
-        """Run a step of a comparison. Then others have their turn."""
-        if comparison.channel.disconnected:
+        if not self.comparisons or (busy and begun < self._next_comparison):
             return
+        comparison = self.comparisons.popleft()
         try:
             comparison.step(PROMPT_TOKENS_BESIDE)
         except BaseException as error:  # a norm may raise anything
             comparison.channel.fail(error)
-        else:
-            if not comparison.is_over:
-                self.comparisons.insert(COMPARISONS - 1, comparison)
+        if not (comparison.is_over or comparison.channel.disconnected):
+            self.comparisons.insert(COMPARISONS - 1, comparison)  # others have their turn
+        self._next_comparison = 2 * time.monotonic() - begun
 
     def _gather(self) -> None:
         """Before the first step, wait while further requests come in: it is faster to read them together."""
@@ -161,10 +153,11 @@ class Scheduler:
 
 
 class Lane:
-    """A model, its batch, and the requests for it. Only the scheduler's thread calls ``step`` and ``fail``.
+    """A model, its batch, and the requests for it. Only the scheduler's thread calls ``step``.
 
     Attributes:
         waiting: requests with texts that have no place yet. Any thread may append to it.
+        rows: the texts that have a place.
         is_decoding: some texts get their next token in the next step.
     """
 
@@ -172,22 +165,10 @@ class Lane:
         if draft == "int8":
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
         self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
-        self.waiting: deque[Job] = deque()
+        self.waiting, self.rows = deque[Job](), list[RequestRow]()
         self.is_decoding = False
         self._batch: Batch | None = None  # made when it is first needed
         self._next_report = 0.0  # when texts that stream are next reported
-
-    @property
-    def batch(self) -> Batch:
-        if self._batch is None:
-            drafts = drafts_for(self.model, self.draft)
-            self._batch = Batch(self.model, self.places, self.model.config.n_positions, drafts)
-        return self._batch
-
-    @property
-    def writing(self) -> list[Any]:
-        """The texts that have a place."""
-        return [] if self._batch is None else self._batch.rows
 
     @property
     def count_waiting(self) -> int:
@@ -201,115 +182,102 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.writing or self.waiting)
+        return bool(self.rows or self.waiting)
 
     def step(self, budget: int) -> None:
         """Fill the free places, read tokens, and add a token to every text that is read to its end.
 
+        An error that is not one text's ends all requests: it is a mistake of ours, and must not leave clients waiting.
+
         Args:
             budget: tokens to read of texts that are not read yet, in all.
         """
-        self._fill_places()
-        is_scoring = any(row.scores_prompt for row in self.writing)
-        step = self._read(budget // 2 if is_scoring else budget)  # a token that is scored takes twice as long
-        if pieces := [piece for piece in step.pieces if piece.row.scores_prompt]:
-            self._score(pieces)
-        logits = {piece.row: piece.logits[-1:] for piece in step.pieces if piece.is_whole}
-        before = {row: len(row.ids) for row in logits}
-        chosen: list[Any] = self.batch.choose(step)
-        rows = [row for row in chosen if not row.job.channel.disconnected]
-        self.meters.tokens.labels(self.name).inc(sum(len(row.ids) - before[row] for row in rows))
         try:
-            self._report(rows, logits)
-        except BaseException as error:  # the batch no longer has those that ended
-            for row in rows:
-                row.job.channel.fail(error)
-            raise
-        self._release(rows)
-        self.is_decoding = any(row.is_read for row in self.writing)
+            if self._batch is None:
+                drafts = drafts_for(self.model, self.draft)
+                self._batch = Batch(self.model, self.places, self.model.config.n_positions, drafts)
+            self._fill_places(self._batch)
+            self._step(self._batch, budget)
+        except BaseException as error:
+            logging.getLogger("minigpt").exception("a step failed")
+            jobs = {row.job for row in self.rows}
+            while self.waiting:  # one by one: another thread may append meanwhile
+                jobs.add(self.waiting.popleft())
+            for job in jobs:
+                job.channel.fail(error)
+            self._batch, self.rows, self.is_decoding = None, [], False
 
-    def fail(self, error: BaseException) -> None:
-        """End all requests with an error."""
-        jobs = {row.job for row in self.writing}
-        while self.waiting:  # one by one: another thread may append meanwhile
-            jobs.add(self.waiting.popleft())
-        for job in jobs:
-            job.channel.fail(error)
-        self._batch, self.is_decoding = None, False
-
-    def _fill_places(self) -> None:
-        """Give places to waiting texts, of each request in turn."""
-        skipped = 0
-        while skipped < len(self.waiting) and len(self.writing) < self.places:
-            job = self.waiting.popleft()
-            if job.channel.disconnected:
-                continue
-            if job.is_scoring or self._count_unread(job) >= PROMPT_TOKENS:
-                skipped += 1
-            else:
-                skipped = 0
-                self.batch.add([job.start_row()])
-            if job.waiting:
-                self.waiting.append(job)
-
-    def _count_unread(self, job: Job) -> int:
-        """Return how many tokens a request has in texts that have a place and are not read yet."""
-        rows = [row for row in self.writing if row.job is job and not row.is_read]
-        return sum(min(len(row.ids), self.batch.context) for row in rows)
-
-    def _release(self, rows: list[RequestRow]) -> None:
-        """Take the places of texts whose client has gone, and of those that must read a window: these wait again."""
-        for row in rows:
-            row.is_read = len(row.ids) <= self.batch.context
-            if not (row.is_read or row.end or row.job.channel.disconnected):
+    def _step(self, batch: Batch, budget: int) -> None:
+        is_scoring = any(row.scores_prompt for row in self.rows)
+        step = self._read(batch, budget // 2 if is_scoring else budget)  # a token that is scored takes twice as long
+        whole: list[Any] = batch.choose(step)
+        self._note_tokens(step.pieces)
+        new = sum(len(piece.row.ids) - piece.first - len(piece.ids) for piece in step.pieces if piece.is_whole)
+        self.meters.tokens.labels(self.name).inc(new)
+        self._report([row for row in whole if not row.job.channel.disconnected])
+        for row in whole:
+            row.is_read = len(row.ids) <= batch.context
+            if not (row.is_read or row.end or row.job.channel.disconnected):  # it reads a window again: others first
                 row.job.waiting.append(row)
                 if row.job not in self.waiting:
                     self.waiting.append(row.job)
-                self.batch.drop([row])
-        self.batch.drop([row for row in self.writing if row.job.channel.disconnected])
+                batch.drop([row])
+        batch.drop([row for row in self.rows if row.job.channel.disconnected])
+        rows: list[Any] = batch.rows
+        self.rows = list(rows)
+        self.is_decoding = any(row.is_read for row in self.rows)
 
-    def _read(self, budget: int) -> Step:
+    def _fill_places(self, batch: Batch) -> None:
+        """Give places to waiting texts, of each request in turn."""
+        skipped = 0
+        while skipped < len(self.waiting) and len(self.rows) < self.places:
+            job = self.waiting.popleft()
+            if job.channel.disconnected:
+                continue
+            unread = sum(min(len(row.ids), batch.context) for row in self.rows if row.job is job and not row.is_read)
+            if unread >= PROMPT_TOKENS:
+                skipped += 1
+            else:
+                skipped = 0
+                self.rows.append(job.waiting.popleft())
+                batch.add(self.rows[-1:])
+            if job.waiting:
+                self.waiting.append(job)
+
+    def _read(self, batch: Batch, budget: int) -> Step:
         """Read tokens of all texts. If that fails, read each text by itself: only a text that fails gets an error."""
-        try:
-            return self.batch.read(budget)
-        except BaseException:  # a norm may raise anything
-            return self._read_each(budget)
-
-    def _read_each(self, budget: int) -> Step:
+        with suppress(BaseException):  # a norm may raise anything
+            return batch.read(budget)
         pieces: list[Piece] = []
-        for row in list(self.writing):
+        for row in self.rows:
             try:
-                pieces += self.batch.read(budget, [row]).pieces
+                pieces += batch.read(budget, [row]).pieces
             except BaseException as error:
                 row.fail(error)
-        logits = [piece.logits for piece in pieces]
-        return Step(pieces, torch.cat(logits) if logits else torch.empty(0))
+        return Step(pieces, torch.cat([piece.logits for piece in pieces]) if pieces else torch.empty(0))
 
-    def _score(self, pieces: list[Piece]) -> None:
-        """Note the log-probabilities of prompts' tokens."""
-        rows, ids, logits, ended = list[Any](), list[int](), list[Tensor](), list[Any]()
+    def _note_tokens(self, pieces: list[Piece]) -> None:
+        """Let the next events report the log-probabilities of tokens: of prompts, and new ones."""
+        rows, ids, logits = list[Any](), list[int](), list[Tensor]()
         for piece in pieces:
             row: Any = piece.row
-            after = row.ids[piece.first + 1 : piece.first + 1 + len(piece.ids)]
-            rows += [row] * len(after)
-            ids += after
-            logits.append(piece.logits[: len(after)])
-            if piece.is_whole:
-                ended.append(row)
-        self._note_tokens(rows, ids, torch.cat(logits))
-        for row in ended:
-            row.job.end_scoring(row)
+            if row.job.body.logprobs is not None:
+                end = piece.first + len(piece.ids) + 1
+                tokens = row.ids[end - len(piece.logits) : end]  # each after one of the logits, but for the last
+                rows += [row] * len(tokens)
+                ids += tokens
+                logits.append(piece.logits[: len(tokens)])
+                row.scores_prompt = row.scores_prompt and not piece.is_whole
+        if not ids:
+            return
+        most = max(row.job.body.logprobs for row in rows)
+        for row, token in zip(rows, tokens_of(self.model, torch.cat(logits), ids, most), strict=True):
+            if math.isnan(token.logprob or 0):
+                row.fail(GenerationError(NOT_NUMBERS))
+            row.tokens.append(token._replace(top=token.top[: row.job.body.logprobs]))
 
-    def _note_tokens(self, rows: list[RequestRow], ids: list[int], logits: Float[Tensor, "tokens vocab"]) -> None:
-        """Note the log-probabilities of a token for each of the rows; a row may stand there several times."""
-        most = max((row.job.body.logprobs or 0 for row in rows), default=0)
-        for row, token in zip(rows, tokens_of(self.model, logits, ids, most), strict=True):
-            row.report_tokens([token._replace(top=token.top[: row.job.body.logprobs])])
-
-    def _report(self, rows: list[RequestRow], logits: dict[Row, Tensor]) -> None:
+    def _report(self, rows: list[RequestRow]) -> None:
         """Report on texts that have a new token, or are over."""
-        if scored := [row for row in rows if row.job.body.logprobs is not None and row.new_ids]:
-            self._note_tokens(scored, [row.ids[-1] for row in scored], torch.cat([logits[row] for row in scored]))
         if is_time := (now := time.monotonic()) >= self._next_report:
             self._next_report = now + STREAM_SECONDS
         for row in rows:
