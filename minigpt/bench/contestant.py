@@ -13,11 +13,24 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minigpt.errors import MiniGPTError
+
+Who = TypeVar("Who")
+Result = TypeVar("Result")
+FACTS = ("acceptance", "decoding", "step_bytes")  # what a program may tell about itself
+
+
+def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[object]) -> dict[Who, list[Result]]:
+    """Call each once in every round, and return the results. A busy machine then slows all of them alike."""
+    results: dict[Who, list[Result]] = {who: [] for who in contestants}
+    for _ in rounds:
+        for who, run in contestants.items():
+            results[who].append(run())
+    return results
 
 
 class Contestant:
@@ -52,7 +65,6 @@ class Contestant:
         self._process.communicate()
 
     def _ask(self, line: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             print(line, file=self._process.stdin, flush=True)
@@ -61,9 +73,6 @@ class Contestant:
             self.close()
             raise MiniGPTError(f"{self.name} could not be timed: {error}")
         return answer
-
-
-FACTS = ("acceptance", "decoding", "step_bytes")  # what a program may tell about itself
 
 
 def main(home: str, new: int) -> None:
@@ -81,8 +90,8 @@ def main(home: str, new: int) -> None:
         print(json.dumps({"loaded": True}), file=answers, flush=True)
         for _ in sys.stdin:
             answer = timed_round(program, len(arguments["prompts"]), new) | {"memory_mb": peak_mb() - bare_mb}
-            answer |= {name: getattr(program, name, None) for name in FACTS}
-            print(json.dumps(answer), file=answers, flush=True)
+            facts = {name: getattr(program, name, None) for name in FACTS}
+            print(json.dumps(answer | facts), file=answers, flush=True)
     except Exception as error:
         message = str(error) if isinstance(error, MiniGPTError) else f"{type(error).__name__}: {error}"
         print(json.dumps({"error": message}), file=answers, flush=True)
@@ -100,17 +109,17 @@ def timed_round(program: Any, rows: int, new: int) -> dict[str, float]:
     return times
 
 
+def _milliseconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1000 * (time.perf_counter() - start)
+
+
 def peak_mb() -> float:
     """Return the most memory that this process has used, with the mapped files that it read."""
     if (status := Path("/proc/self/status")).exists():  # where getrusage would count the parent's memory in
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def _milliseconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return 1000 * (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

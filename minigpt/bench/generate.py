@@ -1,23 +1,21 @@
 """Time decoding beside transformers, on one checkpoint and the same prompts, in turns, each in a separate process."""
 
 import dataclasses
+import os
 import statistics
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.bench.contestant import Contestant
-from minigpt.bench.timing import environment, in_turns, spread
+from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.device import Progress, Steps
+from minigpt.device import HAS_BFLOAT16, Progress, Steps, processor_name, software
 from minigpt.errors import ConfigError
 from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
@@ -25,17 +23,10 @@ from minigpt.recipe import from_pretrained
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
 
 
-class Program(NamedTuple):
-    """A program to time: its class as ``Contestant`` takes it, and its names of our kinds where they differ."""
-
-    home: str
-    kinds: Mapping[str, str] = MappingProxyType({})
-
-
-OURS, MEMORY = Program("minigpt.bench.programs:Minigpt"), Program("minigpt.bench.programs:Memory")
-OTHERS = {  # scripts/bench/others.py adds more
-    "transformers": Program("minigpt.bench.programs:Transformers", {"int8": "float32"}),  # it has no int8 on the CPU
-}
+# Programs to time, as ``Contestant`` takes them.
+OURS, MEMORY = "minigpt.bench.programs:Minigpt", "minigpt.bench.programs:Memory"
+OTHERS = {"transformers": "minigpt.bench.programs:Transformers"}  # scripts/bench/others.py adds more
+KINDS = {"transformers": {"int8": "float32"}}  # a program's names of our kinds, where they differ
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,12 +62,12 @@ class BenchPlan:
                 raise ConfigError(f"must be {' or '.join(OTHERS)}, got {name!r}", argument="against")
 
     @property
-    def programs(self) -> dict[tuple[str, str], Program]:
+    def programs(self) -> dict[tuple[str, str], str]:
         """All programs by (name, kind), ours first and memory last. One without a kind has ours, in its own name."""
         is_drafted = self.draft is not None and self.batch == 1 and self.kind != "int8"
         programs = {(name, self.kind): OURS for name in ("minigpt", "undrafted")[: 1 + is_drafted]}
         for name, _, kind in (entry.partition(":") for entry in self.against):
-            programs[name, kind or OTHERS[name].kinds.get(self.kind, self.kind)] = OTHERS[name]
+            programs[name, kind or KINDS.get(name, {}).get(self.kind, self.kind)] = OTHERS[name]
         return programs | {("memory", self.kind): MEMORY}
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
@@ -104,12 +95,11 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[st
     with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
         begin("preparing the checkpoint")
         prompts, contestants = plan.prompts(_prepared(plan, folder).vocab_size), {}
-        for (name, kind), program in plan.programs.items():
+        for (name, kind), home in plan.programs.items():
             begin(f"loading {name} at {kind}")
             draft = plan.draft if name == "minigpt" else None
             options = {"folder": folder, "prompts": prompts, "kind": kind, "draft": draft, "room": room}
-            contestant = Contestant(program.home, plan.new_tokens, **options)
-            contestants[name, kind] = processes.enter_context(closing(contestant))
+            contestants[name, kind] = processes.enter_context(closing(Contestant(home, plan.new_tokens, **options)))
         rounds = (begin(f"round {number + 1} of {plan.repeats}") for number in range(plan.repeats))
         runs = in_turns({who: contestant.run for who, contestant in contestants.items()}, rounds)
     ours, *others, memory = (_figures(plan, *who, runs[who]) for who in plan.programs)
@@ -135,26 +125,40 @@ def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
         model = GPT2(GPT2Config.preset(plan.preset))
     else:
         model = from_pretrained(plan.model, device="cpu", dtype="float32")
-    if plan.prompt_tokens + plan.new_tokens > model.config.n_positions:
-        raise ConfigError(
-            f"{plan.prompt_tokens} prompt tokens and {plan.new_tokens} new ones exceed the model's context of "
-            f"{model.config.n_positions}"
-        )
+    prompt, new, context = plan.prompt_tokens, plan.new_tokens, model.config.n_positions
+    if prompt + new > context:
+        raise ConfigError(f"{prompt} prompt tokens and {new} new ones exceed the model's context of {context}")
     save_pretrained(model, folder)
     return model.config
+
+
+def environment(*packages: str) -> dict[str, Any]:
+    """Return the processor, its instructions, the threads and the load, and the versions of Python and packages."""
+    return {
+        "processor": processor_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16_instructions": HAS_BFLOAT16,
+        "vnni": torch.cpu._is_vnni_supported(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),
+        **software("transformers", *packages),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the median, and the 20th and 80th percentile."""
+    shares = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64))
+    return dict(zip(("median", "p20", "p80"), shares.tolist(), strict=True))
 
 
 def _figures(plan: BenchPlan, name: str, kind: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     times = {phase: spread([run[phase] for run in runs]) for phase in PHASES}
     after_first = statistics.median(run["total_ms"] - run["first_token_ms"] for run in runs)
-    return {
-        "name": name,
-        "kind": kind,
-        **times,
+    rates = {
         "tokens_per_second": 1000 * plan.batch * plan.new_tokens / times["total_ms"]["median"],
         "decode_tokens_per_second": 1000 * plan.batch * (plan.new_tokens - 1) / after_first,
-        **{fact: value for fact, value in runs[-1].items() if fact not in PHASES},
     }
+    return runs[-1] | {"name": name, "kind": kind} | times | rates
 
 
 def _ratio(other: dict[str, Any], ours: dict[str, Any], phase: str) -> float:
@@ -180,11 +184,11 @@ def bench_summary(report: dict[str, Any]) -> RenderableType:
         f"{plan['repeats']} interleaved runs, {machine['threads']} threads, {machine['processor']}, "
         f"load average {machine['load_average']}"
     )
-    notes = [
+    notes = (
         f"limit: {limit['bytes_per_step'] / 2**20:.0f} MiB a step at the {limit['bandwidth_gb_s']:.1f} GB/s measured "
         f"are {limit['by_memory']:.1f} tokens/s; without drafts ours decodes at {share * limit['by_memory']:.1f}, "
         f"{share:.0%} of it, by {machine['decoding']}"
-    ]
+    )
     if ours["acceptance"] is not None:
-        notes.append(f"{ours['acceptance']:.0%} of the drafted tokens were accepted")
-    return Group(Text(head), table, *map(Text, notes))
+        notes += f"\n{ours['acceptance']:.0%} of the drafted tokens were accepted"
+    return Group(Text(head), table, Text(notes))

@@ -5,8 +5,10 @@ A norm cannot be faster than memory. So every time is also given as a share of t
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.bench.timing import in_turns, seconds_per_call
-from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_device, resolve_dtype, versions
+from minigpt.bench.contestant import in_turns
+from minigpt.device import Progress, Steps, dtype_name, finish, require_values, resolve_device, resolve_dtype, versions
 from minigpt.errors import ConfigError
 
 WIDTHS = (768, 1024, 1280, 1600)
@@ -82,13 +84,10 @@ def norms_table(bench: dict[str, Any]) -> RenderableType:
     """Return a line for each shape and pass, and a column for each norm: time, rate, share of a copy's rate."""
     names = list(dict.fromkeys(timing["norm"] for timing in bench["timings"]))
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for timing in bench["timings"]:
-        shape = str(timing["width"]), f"{timing['rows']:,}", timing["computes"]
-        cell = f"{timing['ms']:.4g} ms  {timing['gb_per_s']:.4g} GB/s  {timing['share_of_copy']:.2f}"
-        lines.setdefault(shape, []).append(cell)
-    for shape, cells in lines.items():
-        table.add_row(*shape, *cells)
+    by_shape = itertools.groupby(bench["timings"], itemgetter("width", "rows", "computes"))
+    for (width, rows, computes), timings in by_shape:
+        cells = ("{ms:.4g} ms  {gb_per_s:.4g} GB/s  {share_of_copy:.2f}".format(**timing) for timing in timings)
+        table.add_row(str(width), f"{rows:,}", computes, *cells)
     hardware, torch_version = bench["versions"]["hardware"], bench["versions"]["torch"]
     head = f"{bench['dtype']} on {bench['device']}, {hardware}, torch {torch_version}"
     return Group(Text(f"{head}; after the rate, its share of the rate of a plain copy"), table)
@@ -96,11 +95,20 @@ def norms_table(bench: dict[str, Any]) -> RenderableType:
 
 def _median_seconds(calls: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
     """Return the median seconds of each call, timed in turns."""
+
+    def seconds(call: Callable[[], object], loops: int) -> float:
+        finish(device)
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        finish(device)
+        return (time.perf_counter() - start) / loops
+
     clocks = {}
     for name, call in calls.items():
         call()  # compilers, caches
-        loops = 1 + int(min(100, SHORTEST_SECONDS / max(seconds_per_call(call, 1, device), 1e-7)))
-        clocks[name] = partial(seconds_per_call, call, loops, device)
+        loops = 1 + int(min(100, SHORTEST_SECONDS / max(seconds(call, 1), 1e-7)))
+        clocks[name] = partial(seconds, call, loops)
     return {name: statistics.median(times) for name, times in in_turns(clocks, range(repeats)).items()}
 
 

@@ -25,11 +25,7 @@ class Minigpt:
         self.model, self.prompts, self.draft = open_model(folder, kind), prompts, draft
         self.decoding = path_of(self.model)
         self.drafted = self.accepted = 0
-
-    @property
-    def acceptance(self) -> float | None:
-        """The share of drafted tokens that were accepted."""
-        return self.accepted / self.drafted if self.drafted else None
+        self.acceptance: float | None = None  # the share of drafted tokens that were accepted
 
     def prefill(self) -> None:
         """Read the prompts. The first token is chosen too, which takes some microseconds."""
@@ -39,6 +35,7 @@ class Minigpt:
         rows = self._write(new, self.draft)
         self.drafted += sum(row.drafted for row in rows)
         self.accepted += sum(row.accepted for row in rows)
+        self.acceptance = self.accepted / self.drafted if self.drafted else None
         return sum(len(row.new_ids) for row in rows)
 
     def _write(self, new: int, draft: str | None) -> list[Any]:

@@ -4,7 +4,6 @@ What is named is checked before hours are spent on it.
 """
 
 import dataclasses
-import functools
 import importlib.util
 import inspect
 import itertools
@@ -13,7 +12,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Collection
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -22,7 +21,7 @@ import torch
 
 from minigpt import norms
 from minigpt.checkpoint import open_checkpoint
-from minigpt.choices import KEEP
+from minigpt.choices import KEEP, check_option
 from minigpt.device import resolve_device, software
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json, read_text
@@ -37,12 +36,12 @@ from minigpt.swap import match_sites
 PACKAGES = ("transformers", "accelerate", "peft")
 OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with
 FAILED, DIVERGED = "FAILED", "DIVERGED"  # outcomes beside the judge's
-AXES = {one.name: one for one in fields(Recipe) if one.metadata.get("is_axis")}  # options that a study may vary
+AXES = {
+    option.name: option for option in fields(Recipe) if option.metadata.get("is_axis")
+}  # options that a study may vary
 CellRow = dict[str, Any]  # a cell's settings, and what was measured on it
-LEAST = {
-    "steps": 1, "batch_size": 1, "block_size": 2, "save_steps": 1, "eval_steps": 1, "lora": 1,
-    "learning_rate": 0, "residual_loss": 0,
-}  # fmt: skip
+LEAST = dict.fromkeys(("steps", "batch_size", "save_steps", "eval_steps", "lora"), 1)
+LEAST |= {"block_size": 2, "learning_rate": 0, "residual_loss": 0}
 DATASET = re.compile(r"[\w.-]+/[\w-]+(:[\w.-]+)?")  # owner/name, or owner/name:split
 
 
@@ -107,8 +106,7 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
     for name, least in LEAST.items():
         if (value := getattr(training, name)) is not None and not least <= value < math.inf:
             raise ConfigError(f"must be {least} or more, got {value}", argument=name)
-    if training.train not in ("all", "norms"):
-        raise ConfigError(f"must be 'all' or 'norms', got {training.train!r}", argument="train")
+    check_option("train", training.train, ("all", "norms"))
     if training.train == "norms" and training.lora is not None:
         raise ConfigError("trains adapters and train='norms' the norms only; give one of the two", argument="lora")
     if recipe.quantize is not None:
@@ -120,12 +118,6 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
         if training.schedule is not None:
             raise ConfigError("needs a norm to swap in, other than the model's own", argument="schedule")
         return Schedule({})
-    if not isinstance(recipe.norm, str | type):
-        raise ConfigError("must be one norm, to be swapped in at its turn", argument="norm")
-    return _schedule(recipe, training)
-
-
-def _schedule(recipe: Recipe, training: Training) -> Schedule:
     shape = shape_of(recipe)
     schedule, sites = parse_schedule(training.schedule, shape.norm_sites()), match_sites(shape, recipe.sites)
     steps = {site: step for site, step in schedule.steps.items() if site in sites}
@@ -151,23 +143,23 @@ def check_types(settings: Any) -> None:
     Raises:
         ConfigError: the message names the field.
     """
-    for one in fields(settings):
-        _check_type(one.name, getattr(settings, one.name), one.type)
+    for setting in fields(settings):
+        check_type(setting.name, getattr(settings, setting.name), setting.type)
 
 
-def _check_type(name: str, value: Any, kind: Any) -> None:
-    if not _fits(value, kind):
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """Check a value against the type of a field: a class, a union, or a list of one of these.
+
+    Raises:
+        ConfigError: the message names the field.
+    """
+    if get_origin(kind) is list and isinstance(value, list):
+        for item in value:
+            check_type(name, item, get_args(kind)[0])
+        return
+    kinds = tuple(get_origin(part) or part for part in (get_args(kind) if isinstance(kind, UnionType) else (kind,)))
+    if not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):  # a bool is an int to Python
         raise ConfigError(f"must be of type {inspect.formatannotation(kind)}, got {value!r:.100}", argument=name)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if isinstance(kind, UnionType):
-        return any(_fits(value, one) for one in get_args(kind))
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(_fits(one, get_args(kind)[0]) for one in value)
-    if kind is int and isinstance(value, bool):
-        return False
-    return isinstance(value, get_origin(kind) or kind)
 
 
 def shape_of(recipe: Recipe) -> GPT2:
@@ -177,16 +169,11 @@ def shape_of(recipe: Recipe) -> GPT2:
         CheckpointError: if the model cannot be read.
         NormError: if the norm cannot be built.
     """
-    model = _shape(recipe.place())
+    config = open_checkpoint(recipe.place()).config
     for _, norm in recipe.pairs():
-        norms.build(norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, keep=recipe.keep)
-    return model
-
-
-@functools.cache
-def _shape(place: Path) -> GPT2:
+        norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, keep=recipe.keep)
     with torch.device("meta"):
-        return GPT2(open_checkpoint(place).config)
+        return GPT2(config)
 
 
 def _names_code(recipe: Recipe) -> bool:
@@ -295,15 +282,29 @@ def read_study(file: Path) -> Study:
         table = tomllib.loads(read_text(file, ConfigError))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
-    study = Study(**_study_fields(table, file))
+    known = {setting.name: setting for setting in fields(Study) if setting.name != "options"}
+    lists = _as_lists(table, known | AXES, ("models", "norms"), str(file))
+    options = {name: lists[name] for name in AXES if name in lists}
+    settings: CellRow = {
+        name: lists[name] if get_origin(setting.type) is list else table[name]
+        for name, setting in known.items() if name in table
+    }  # fmt: skip
+    study = Study(**settings, options=options)
     check_types(study)
-    for name, values in study.options.items():
+    if study.finetune:
+        known = {setting.name: setting for setting in fields(Training)}
+        tuning = _as_lists(study.finetune, known, ("text", "steps"), f"{file}, [finetune]")
+        study = dataclasses.replace(study, finetune=tuning)
+    for name, values in options.items():
         for value in values:
-            _check_type(name, value, AXES[name].metadata["kind"])
-    for text in filter(None, (study.text, *study.options.get("fit", ()))):
+            check_type(name, value, AXES[name].metadata["kind"])
+    for text in filter(None, (study.text, *options.get("fit", ()))):
         if not Path(text).is_file():
             raise GenerationError(f"{file}: there is no file {text}")
-    check_metrics(study.metrics)
+    for metric in study.metrics:
+        if ":" not in metric:
+            raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
+        locate_code(metric)
     for cell in study.cells():
         match_sites(shape_of(cell.recipe), cell.recipe.sites)
         if cell.training is not None:
@@ -311,58 +312,21 @@ def read_study(file: Path) -> Study:
     return study
 
 
-def _study_fields(table: CellRow, file: Path) -> CellRow:
-    """Return the arguments of ``Study`` that the fields of a file are."""
-    known = {one.name: one for one in fields(Study) if one.name != "options"}
-    _require_fields(table, [*known, *AXES], ("models", "norms"), str(file))
-    arguments: CellRow = {
-        name: _values(value) if get_origin(known[name].type) is list else value
-        for name, value in table.items() if name in known
-    }  # fmt: skip
-    arguments["options"] = {
-        name: _values(table[name], may_be_none=one.default is None) for name, one in AXES.items() if name in table
-    }
-    if arguments.get("finetune"):
-        arguments["finetune"] = _finetune_fields(arguments["finetune"], f"{file}, [finetune]")
-    return arguments
+def _as_lists(table: CellRow, known: CellRow, needed: Collection[str], where: str) -> dict[str, list[Any]]:
+    """Return the fields of a table of the file as lists of values; ``false`` stands for None, which TOML lacks.
 
-
-def _finetune_fields(table: Any, where: str) -> CellRow:
-    if not isinstance(table, dict):
-        raise ConfigError(f"must be a table, [finetune], got {table!r:.100}", argument="finetune")
-    known = {one.name: one for one in fields(Training)}
-    _require_fields(table, known, [name for name, one in known.items() if one.default is MISSING and
-                                   one.default_factory is MISSING], where)  # fmt: skip
-    return {
-        name: _values(value, may_be_none=True) if type(None) in get_args(known[name].type) else value
-        for name, value in table.items()
-    }
-
-
-def _values(value: Any, *, may_be_none: bool = False) -> list[Any]:
-    """Return a field's values as a list; TOML has no null, so ``false`` stands for it where a field may be None."""
-    values = value if isinstance(value, list) else [value]
-    return [None if one is False and may_be_none else one for one in values]
-
-
-def _require_fields(table: CellRow, known: Collection[str], needed: Collection[str], where: str) -> None:
-    """Check that a table of the file has the fields that it needs, and no list without a value."""
-    if unknown := table.keys() - {*known}:
+    Args:
+        known: the fields of the dataclass, by name.
+    """
+    if unknown := table.keys() - known.keys():
         raise ConfigError(f"{where}: unknown field {min(unknown)!r}; known are {', '.join(known)}")
     if empty := [name for name in (*needed, *table) if table.get(name, []) == []]:
         raise ConfigError(f"{where}: {empty[0]} is missing")
-
-
-def check_metrics(metrics: Collection[str]) -> None:
-    """Check that every metric is a function in a file or a package.
-
-    Raises:
-        ConfigError: the message names the metric.
-    """
-    for metric in metrics:
-        if ":" not in metric:
-            raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
-        locate_code(metric)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
+    return {
+        name: [None if value is False and known[name].default is None else value for value in values]
+        for name, values in lists.items()
+    }
 
 
 def fingerprint_of(study: Study, cell: Cell) -> str:

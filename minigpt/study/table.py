@@ -135,41 +135,41 @@ def summarize(rows: list[CellRow]) -> Summaries:
     groups: dict[str, list[CellRow]] = {}
     for row in rows:
         groups.setdefault(str([row.get(name) for name in names]), []).append(row)
-    columns = columns_of(rows)
-    seeds = max(map(len, groups.values()), default=0)
+    cells = [_summary(group) for group in groups.values()]
+    columns, errors = columns_of(rows), dict[str, str]()
     texts = max((len(row.get("text_rows") or ()) for row in rows), default=0)
-    errors, figures = {}, {key: dict[str, Figure | None]() for key in groups}
+    over_rows = f"{texts} rows" if texts else "prompts"
+    over_seeds = f"{max((cell.seeds for cell in cells), default=0)} seeds"
     for name in columns:
-        over_seeds = [_seed_error(group, name) for group in groups.values()]
-        over_rows = [_row_error(group, name) for group in groups.values()]
-        by_seed, by_row = (sum(error or 0 for error in kind) for kind in (over_seeds, over_rows))
-        if by_seed or by_row:
-            of_text = f"{texts} rows" if texts else "prompts"
-            errors[name] = f"{seeds} seeds" if by_seed > by_row else of_text
-        for (key, group), error in zip(groups.items(), over_seeds if by_seed > by_row else over_rows, strict=True):
-            values = [row[name] for row in group if row.get(name) is not None]
-            figures[key][name] = Figure(statistics.fmean(values), error) if len(values) == len(group) else None
-    return Summaries([_summary(group, figures[key]) for key, group in groups.items()], names, columns, errors)
+        by_row = [_mean(group, f"{name}_se") for group in groups.values()]
+        by_seed = [_seed_error(group, name) for group in groups.values()]
+        totals = [sum(error or 0 for error in kind) for kind in (by_row, by_seed)]
+        larger, over = (by_seed, over_seeds) if totals[1] > totals[0] else (by_row, over_rows)
+        errors |= {name: over} if any(totals) else {}
+        for cell, group, error in zip(cells, groups.values(), larger, strict=True):
+            mean = _mean(group, name)
+            cell.figures[name] = None if mean is None else Figure(mean, error)
+    return Summaries(cells, names, columns, errors)
 
 
-def _summary(group: list[CellRow], figures: dict[str, Figure | None]) -> Summary:
+def _summary(group: list[CellRow]) -> Summary:
     outcomes = {row["outcome"] for row in group}
-    outcome = group[0]["outcome"] if len(outcomes) == 1 else next(
-        (one for one in (FAILED, DIVERGED) if one in outcomes), "FAIL"
-    )  # fmt: skip
+    worst = next((outcome for outcome in (FAILED, DIVERGED) if outcome in outcomes), "FAIL")
+    outcome = outcomes.pop() if len(outcomes) == 1 else worst
     reasons = list(dict.fromkeys(row["reason"] for row in group if row.get("reason")))
     commands, curves = [row["command"] for row in group], [row["eval_losses"] or row["losses"] for row in group]
-    return Summary(group[0], outcome, reasons, commands, len(group), figures, curves)
+    return Summary(group[0], outcome, reasons, commands, len(group), {}, curves)
+
+
+def _mean(group: list[CellRow], name: str) -> float | None:
+    """Return the mean of a figure over seeds; None if a seed lacks it."""
+    values = [row[name] for row in group if row.get(name) is not None]
+    return statistics.fmean(values) if len(values) == len(group) else None
 
 
 def _seed_error(group: list[CellRow], name: str) -> float | None:
     values = [row[name] for row in group if row.get(name) is not None]
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) == len(group) > 1 else None
-
-
-def _row_error(group: list[CellRow], name: str) -> float | None:
-    errors = [row[f"{name}_se"] for row in group if row.get(f"{name}_se") is not None]
-    return statistics.fmean(errors) if len(errors) == len(group) else None
 
 
 def with_derived(rows: list[CellRow]) -> list[CellRow]:
@@ -283,17 +283,17 @@ def latex_table(rows: list[CellRow]) -> str:
 
 def protocol(rows: list[CellRow], command: str = "") -> list[tuple[str, str]]:
     """Return what was done, by name: settings that all cells share, texts, seeds, versions, time."""
-    varied, facts = {*varying(rows), "seed", "text", "eval_text"}, dict[str, str]()
-    for name in dict.fromkeys(name for row in rows for name in ("model", *row.get("settings", ()))):
-        value = next((row[name] for row in rows if row.get(name) is not None), None)
-        if name not in varied and value not in (None, False, {}, 0, "all"):
-            facts[name.replace("_", " ")] = format_setting(value)
-    facts["seeds"] = ", ".join(sorted({str(row["seed"]) for row in rows}))
+    settings = {name: row[name] for row in rows for name in ("model", *row.get("settings", ()))}
+    varied = {*varying(rows), "seed", "text", "eval_text"}
+    facts = {
+        name.replace("_", " "): str(value)
+        for name, value in settings.items() if value and value != "all" and name not in varied
+    } | {"seeds": ", ".join(sorted({str(row["seed"]) for row in rows}))}  # fmt: skip
     for done in (row.get("protocol", {}) for row in rows):
-        facts |= done.get("texts", {}) | done.get("training", {})
-        facts |= {"computed in": done["dtype"]} if "dtype" in done else {}
-        versions = ", ".join(f"{name} {one}" for name, one in done.get("versions", {}).items() if one)
-        facts |= {"versions": versions} if versions else {}
+        versions = ", ".join(f"{name} {number}" for name, number in done.get("versions", {}).items() if number)
+        parts = done.get("texts", {}) | done.get("training", {})
+        parts |= {"computed in": done.get("dtype"), "versions": versions}
+        facts |= {name: value for name, value in parts.items() if value}
     if seen := max((row.get("tokens_seen") or 0 for row in rows), default=0):
         length = max(row.get("tokens") or 0 for row in rows)
         facts["tokens seen in training"] = f"{seen:,}; the text has {length:,}"
@@ -301,7 +301,7 @@ def protocol(rows: list[CellRow], command: str = "") -> list[tuple[str, str]]:
         scored = int(sum(tokens for tokens, _ in longest))
         facts["held-out text"] = f"{scored:,} tokens scored in {len(longest)} windows that overlap by half"
     facts["time"] = duration(sum(row["seconds"] for row in rows))
-    return [(name, value) for name, value in (facts | {"command": command}).items() if value]
+    return [*facts.items(), *([("command", command)] if command else [])]
 
 
 def format_figure(figure: Figure | None, column: Column) -> str:

@@ -25,7 +25,7 @@ import transformers
 import typer
 
 import minigpt.hf
-from minigpt.bench.timing import environment
+from minigpt.bench.generate import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of scripts
 

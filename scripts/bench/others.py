@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.bench.generate import OTHERS, Program
+from minigpt.bench.generate import KINDS, OTHERS
 from minigpt.cli import main
 from minigpt.errors import ConfigError
 from minigpt.judge.reference import quiet_transformers
@@ -172,7 +172,7 @@ def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None
 if __name__ == "__main__":
     scripts = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [scripts, os.environ.get("PYTHONPATH")]))
-    OTHERS["ctranslate2"] = Program("bench.others:CTranslate2")
-    OTHERS["llama.cpp"] = Program("bench.others:LlamaCpp", GGML_TYPES)
+    OTHERS.update({"ctranslate2": "bench.others:CTranslate2", "llama.cpp": "bench.others:LlamaCpp"})
+    KINDS["llama.cpp"] = GGML_TYPES
     sys.argv[1:1] = ["bench", "generate"]
     main()

@@ -37,7 +37,8 @@ import typer
 from bench.others import GGML_TYPES, write_gguf
 from bench.results import JsonFile, show
 
-from minigpt.bench.timing import environment, in_turns
+from minigpt.bench.contestant import in_turns
+from minigpt.bench.generate import environment
 from minigpt.checkpoint import save_pretrained
 from minigpt.recipe import Recipe
 from minigpt.tokenizer import Tokenizer

@@ -11,10 +11,9 @@ from checkpoints import reference, saved
 
 import minigpt
 from minigpt import MiniGPTError
-from minigpt.bench.contestant import Contestant
-from minigpt.bench.generate import BenchPlan, bench_summary
+from minigpt.bench.contestant import Contestant, in_turns
+from minigpt.bench.generate import BenchPlan, bench_summary, environment, spread
 from minigpt.bench.programs import Memory, Minigpt, Transformers, weight_bytes
-from minigpt.bench.timing import environment, in_turns, spread
 from minigpt.cli import app
 from minigpt.cli.output import show
 

@@ -185,7 +185,6 @@ def test_texts_of_a_jsonl_file_end_at_newlines_only_and_with_the_model_s_end_of_
         ({}, {"learning_rate": "high"}, "learning_rate"),
         ({}, {"distill": "no"}, "distill"),
         ({"quantize": "int8"}, {}, "quantize"),
-        ({"norm": {"ln_f": "rms"}}, {}, "norm"),
     ],
 )
 def test_settings_that_do_not_fit_together(recipe: Any, training: Any, argument: str) -> None:
