@@ -8,28 +8,19 @@ become arguments, options and help: see ``options.add``. Import heavy packages i
 import importlib
 import io
 import os
+import re
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from minigpt.cli.options import add, model_first, option, with_values
+from minigpt.cli.options import add, option, with_values
 from minigpt.errors import MiniGPTError
 from minigpt.version import __version__
 
 COMMANDS = (
-    "generate",
-    "parity",
-    "norms",
-    "bench",
-    "convert",
-    "info",
-    "perplexity",
-    "sites",
-    "serve",
-    "finetune",
-    "study",
-)
+    "generate", "parity", "norms", "bench", "convert", "info", "perplexity", "sites", "serve", "finetune", "study",
+)  # fmt: skip
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -63,7 +54,7 @@ def main() -> None:
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
     line on standard error, it is 2. After an interrupt it is 130, and after a closed pipe 141.
     """
-    words = model_first(with_values(sys.argv[1:])) or ["--help"]
+    words = with_values(sys.argv[1:]) or ["--help"]
     _check_streams()
     if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -84,8 +75,8 @@ def main() -> None:
         if words[0] in ("study", "finetune") or "--remove-file" in words:  # generate --prompts says more
             print("stopped; the same command continues", file=sys.stderr)
         sys.exit(130)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_of_memory(error):
+    except (MemoryError, RuntimeError) as error:  # PyTorch has an error class for a GPU's memory only
+        if not (isinstance(error, MemoryError) or re.search("out of memory|an(no)?'?t allocate memory", str(error))):
             raise
         _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
     except BrokenPipeError:
@@ -101,10 +92,8 @@ def _check_streams() -> None:
 
     Standard output carries the result, so a command refuses to work without one.
     """
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     if sys.stdout is None:
         _fail("standard output is closed; > /dev/null drops it")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -126,12 +115,6 @@ def _guard_exit() -> None:
 
 def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
-
-
-def _is_of_memory(error: Exception) -> bool:
-    """PyTorch has an error class for a GPU's memory, but not for the main memory."""
-    of_memory = ("out of memory", "can't allocate memory", "Cannot allocate memory")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in of_memory)
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which typer bundles or imports

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import Count, JsonFile, add, parse_draft
+from minigpt.cli.options import Count, JsonFile, add, parse_draft, refuse_if
 from minigpt.cli.output import progress, show
-from minigpt.errors import ConfigError
 
 
 def generate(
@@ -40,8 +39,12 @@ def generate(
     """
     from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary
 
+    refuse_if(
+        (model and preset, "preset", f"is for random weights; leave it out, or --model {model}"),
+        (quantize and dtype != "float32", "dtype", f"must be left out: --quantize {quantize} computes in float32"),
+    )
     plan = BenchPlan(
-        model=model, preset=_preset(model, preset), kind=_kind(dtype, quantize), batch=batch,
+        model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch,
         prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats,
         draft=parse_draft(draft), against=tuple(filter(None, against.split(","))),
     )  # fmt: skip
@@ -79,18 +82,6 @@ def norms(
             norm or (), widths=width or (), rows=rows or (), repeats=repeats, device=device, dtype=dtype, progress=say
         )
     show(norms_table(timed), timed, json_file)
-
-
-def _preset(model: str | None, preset: str | None) -> str:
-    if model is not None and preset is not None:
-        raise ConfigError(f"--preset {preset} is for random weights; leave it out, or --model {model}")
-    return preset or "gpt2"
-
-
-def _kind(dtype: str, quantize: str | None) -> str:
-    if quantize and dtype != "float32":
-        raise ConfigError(f"--quantize {quantize} computes in float32; leave out --dtype {dtype}")
-    return quantize or dtype
 
 
 bench = typer.Typer(help="Measure speed and memory, against others in the same run.")

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from minigpt.cli.options import Json, OutFile, option, parse_draft
+from minigpt.cli.options import Json, OutFile, option, parse_draft, refuse_if
 from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value
@@ -62,7 +62,14 @@ def generate(
         from_shell["draft"] = parse_draft(from_shell["draft"])
     for name, value in from_shell.items():  # before PyTorch is imported
         check_value(name, value)
-    _check_options(from_shell, greedy, prompts, out, batch_size, bool(prompt) or json)
+    shaping = [option(name) for name in SHAPES_A_DRAW if name in from_shell]
+    refuse_if(
+        (greedy and shaping, "greedy", f"draws nothing, so it cannot go with {', '.join(shaping)}"),
+        (out and not prompts, "out", "is for --prompts, a file of prompts"),
+        (prompts and not out, "prompts", "needs --out, a file for the texts"),
+        (batch_size is not None and not prompts, "batch_size", "is for --prompts"),
+        (prompts and (prompt or json), "prompts", "cannot go with a PROMPT or --json; it writes JSON lines to --out"),
+    )
     from minigpt.checkpoint.norms import described_norms
     from minigpt.device import settle_memory
     from minigpt.generation.decode import complete_texts, stream_text
@@ -110,32 +117,6 @@ def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
     print(file=output)
 
 
-def _check_options(
-    from_shell: dict[str, Any],
-    greedy: bool,
-    prompts: Path | None,
-    out: Path | None,
-    batch_size: int | None,
-    is_one: bool,
-) -> None:
-    """Check options against each other.
-
-    Raises:
-        GenerationError: if some contradict or need each other.
-    """
-    shaping = [option(name) for name in SHAPES_A_DRAW if name in from_shell]
-    if greedy and shaping:
-        raise GenerationError(f"draws nothing, so it cannot go with {', '.join(shaping)}", argument="greedy")
-    if prompts is None and out is not None:
-        raise GenerationError("is for --prompts, a file of prompts", argument="out")
-    if prompts is not None and out is None:
-        raise GenerationError("needs --out, a file for the texts", argument="prompts")
-    if batch_size is not None and prompts is None:
-        raise GenerationError("is for --prompts", argument="batch_size")
-    if prompts is not None and is_one:
-        raise GenerationError("cannot go with a PROMPT or --json; it writes JSON lines to --out", argument="prompts")
-
-
 def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in the fields of a generation_config.json, without those that are off."""
     settings = {name: value for name, value in fields.items() if value is not None and not BOOKKEEPING.fullmatch(name)}
@@ -151,9 +132,8 @@ def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: boo
     settings = {"do_sample": True, "max_new_tokens": 200} | from_file
     if "max_new_tokens" in {**from_file, **from_shell}:
         settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens
-    if (
-        greedy or from_shell.get("temperature", from_file.get("temperature")) == 0
-    ):  # the file's other settings shape a draw
+    temperature = from_shell.get("temperature", from_file.get("temperature"))
+    if greedy or temperature == 0:  # the file's other settings shape a draw
         unshaped = {name: value for name, value in settings.items() if name not in SHAPES_A_DRAW}
         return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | from_shell
     if any(name in SHAPES_A_DRAW for name in from_shell):

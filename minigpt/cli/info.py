@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from minigpt.cli.options import Json, check_model
+from minigpt.cli.options import Json
 from minigpt.cli.output import STDOUT, for_terminal, show
 from minigpt.errors import listing
 
@@ -29,7 +29,7 @@ def info(
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 
-    files = Files.at(local_place(check_model(model), revision=revision))
+    files = Files.at(local_place(model, revision=revision))
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
     facts: dict[str, Any] = {"model": model} | describe(files, tokenizer.id_count if tokenizer else 0)
     facts["tokenizer"] = "none"

@@ -19,6 +19,7 @@ import typer
 from rich.markup import escape
 
 from minigpt.cli.output import check_folder, check_writable
+from minigpt.config import presets_folder
 from minigpt.errors import ConfigError
 from minigpt.generation.settings import SETTINGS, SHELL
 from minigpt.recipe import Recipe
@@ -52,15 +53,9 @@ SHARED = {
 
 
 def _norms() -> Iterable[str]:
-    from minigpt.norms import available
+    from minigpt.norms import available  # not before: help must not wait for PyTorch
 
     return available()
-
-
-def _presets() -> Iterable[str]:
-    from minigpt.config import presets_folder
-
-    return (path.stem for path in presets_folder().glob("*.json"))
 
 
 # What a shell offers for a parameter.
@@ -68,7 +63,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     **{name: partial(tuple, field.metadata["values"]) for name, field in RECIPE.items() if field.metadata["values"]},
     "norm": _norms,
     "check": _norms,
-    "preset": _presets,
+    "preset": lambda: (path.stem for path in presets_folder().glob("*.json")),
     "overflow": lambda: ("refuse", "slide"),
     "draft": lambda: ("auto", "int8", "none"),
 }
@@ -82,8 +77,9 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """
     summary, about, examples = _sections(command)
     declared = inspect.signature(command).parameters
-    parameters = [each for parameter in declared.values() for each in _parameters(parameter)]
-    parameters = [_described(parameter, SHARED | about) for parameter in parameters]
+    parameters = [
+        _described(each, SHARED | about) for parameter in declared.values() for each in _parameters(parameter)
+    ]
 
     def run(**values: Any) -> None:
         for name in declared.keys() & {"recipe", "recipes"}:
@@ -101,45 +97,28 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 
 
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yield a command's parameter, and in the place of a recipe or of ``**settings`` those of its fields."""
+    """Yield a command's parameter; of a recipe one for each field of RECIPE, of ``**settings`` one for each setting.
+
+    MODEL is an argument if the recipe is one. A setting without its option is None.
+    """
+    option_of = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-        yield from _settings()
+        for name, setting in SETTINGS.items():
+            if SHELL in setting.users:
+                kinds = {int, float} & {setting.type, *get_args(setting.type)}
+                kind: Any = kinds.pop() if kinds else list[str] if name == "stop" else str
+                annotation = Annotated[kind | None, typer.Option(option(name), help=setting.about)]
+                yield option_of(name, default=None, annotation=annotation)
     elif parameter.name in ("recipe", "recipes"):
-        yield from _openings(parameter)
+        for name, field in RECIPE.items():
+            if name == "model" and parameter.kind is not parameter.KEYWORD_ONLY:
+                yield inspect.Parameter(name, parameter.kind, annotation=str)
+                continue
+            kind = list[str] | None if parameter.name == "recipes" and name in REPEATED else field.metadata["kind"]
+            default = None if type(None) in get_args(kind) else field.default
+            yield option_of(name, default=default, annotation=kind)
     else:
         yield parameter
-
-
-def _openings(recipe: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each field of RECIPE. MODEL is an argument if the recipe is one."""
-    for name, field in RECIPE.items():
-        if name == "model" and recipe.kind is not recipe.KEYWORD_ONLY:
-            yield inspect.Parameter(name, recipe.kind, annotation=str)
-            continue
-        kind = list[str] | None if recipe.name == "recipes" and name in REPEATED else field.metadata["kind"]
-        default = None if type(None) in get_args(kind) else field.default
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _settings() -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each setting of generation in the shell. Without its option the value is None."""
-    for name, setting in SETTINGS.items():
-        if SHELL in setting.users:
-            kinds = {kind for kind in (*get_args(setting.type), setting.type) if kind in (int, float)}
-            kind: Any = kinds.pop() if kinds else list[str] if name == "stop" else str
-            annotation = Annotated[kind | None, typer.Option(option(name), help=setting.about)]
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def model_first(words: list[str]) -> list[str]:
-    """Return the words with MODEL before the others: where it is an argument, it may be written as --model too."""
-    if words[:1] and words[0] in ("convert", "info", "perplexity", "sites"):
-        for i, word in enumerate(words):
-            if word.startswith("--model="):
-                return [words[0], word.partition("=")[2], *words[1:i], *words[i + 1 :]]
-            if word == "--model" and words[i + 1 :]:
-                return [words[0], words[i + 1], *words[1:i], *words[i + 2 :]]
-    return words
 
 
 def recipes_of(values: dict[str, Any]) -> list[Recipe]:
@@ -149,7 +128,7 @@ def recipes_of(values: dict[str, Any]) -> list[Recipe]:
         ConfigError, NormError: as ``Recipe``; the argument is the option's name.
     """
     chosen = {name: value for name, value in values.items() if value is not None}
-    source = check_model(chosen.pop("model", "demo"))
+    source = chosen.pop("model", "demo")
     if "keep" in chosen:
         chosen["keep"] = () if chosen["keep"] == "none" else tuple(chosen["keep"].split(","))
     norms, sites = (value if isinstance(value, list) else [value] for value in map(chosen.pop, REPEATED, [None] * 2))
@@ -157,17 +136,6 @@ def recipes_of(values: dict[str, Any]) -> list[Recipe]:
         Recipe(source, norm=norm, sites="*" if patterns is None else patterns.split(","), **chosen)
         for norm, patterns in product(norms or [None], sites or [None])
     ]
-
-
-def check_model(name: str) -> str:
-    """Return the name of a model.
-
-    Raises:
-        ConfigError: if it is empty, as an unset variable of a shell is.
-    """
-    if not name:
-        raise ConfigError("must name a model, got an empty text", argument="model")
-    return name
 
 
 def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
@@ -214,4 +182,18 @@ def parse_draft(draft: str) -> str | None:
 
 def option(name: str) -> str:
     """Return the option of a parameter's name."""
-    return f"--{name.replace('_', '-')}"
+    return "--model" if name == "source" else f"--{name.replace('_', '-')}"
+
+
+def refuse_if(*checks: tuple[object, str, str]) -> None:
+    """Check options against each other.
+
+    Args:
+        checks: each whether it is wrong, the parameter's name, and the rest of the sentence.
+
+    Raises:
+        ConfigError: about the first that is wrong.
+    """
+    for is_wrong, name, message in checks:
+        if is_wrong:
+            raise ConfigError(message, argument=name)

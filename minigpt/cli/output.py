@@ -79,8 +79,10 @@ def check_writable(file: Path | None) -> Path | None:
         MiniGPTError: if it is a folder, its folder is missing, or permission is denied.
     """
     if file not in (None, STDOUT):
-        place, is_new = (file, False) if file.exists() else (file.parent, True)
-        if place.is_dir() != is_new or not os.access(place, os.W_OK):
+        is_device = file.exists() and not file.is_file()  # or a folder
+        places = [file] if is_device else [file, file.parent]  # a new file beside it takes its name
+        is_denied = not all(os.access(place, os.W_OK) for place in places if place.exists())
+        if is_denied or places[-1].is_dir() == is_device:
             raise MiniGPTError(f"cannot write {file}: it is a folder, its folder is missing, or permission is denied")
     return file
 

@@ -1,19 +1,17 @@
 """minigpt parity: is it still the same model?"""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from minigpt.cli.options import JsonFile, OutFile
+from minigpt.cli.options import JsonFile, OutFile, refuse_if
 from minigpt.cli.output import progress, show
-from minigpt.errors import ConfigError, MiniGPTError
+from minigpt.errors import MiniGPTError
 from minigpt.files import read_object
 
 if TYPE_CHECKING:
-    from minigpt.judge.original import Original
     from minigpt.recipe import Recipe
     from minigpt.report.parity_report import ParityReport
 
@@ -75,33 +73,34 @@ def parity(
         Exit status: 0 every verdict is a pass, 1 one is not, 2 it could not be judged; --compare only shows.
     """
     if compare:
+        refuse_if((not reports, "compare", "needs the files of two or more reports"))
         _compare(reports or [], html)
         return
-    if remove_file is not None and not remove:
-        raise ConfigError("is for --remove", argument="remove_file")
-    if outputs is not None and original is None:
-        raise ConfigError("needs --original, the record that it answers", argument="outputs")
-    if outputs is not None and any(recipe.norm is not None for recipe in recipes):
-        raise ConfigError("cannot go with --outputs, which another program wrote", argument="norm")
-    if original is not None and (record or against or prompt or prompts or text):
-        raise ConfigError("has its model and its texts; it cannot go with --record, --against, --prompt or --text",
-                          argument="original")  # fmt: skip
-    if reports:
-        raise MiniGPTError(f"{reports[0]} is only read with --compare; give the model to judge as --model")
+    answered = "has its model and its texts; it cannot go with --record, --against, --prompt or --text"
+    refuse_if(
+        (remove_file and not remove, "remove_file", "is for --remove"),
+        (outputs and not original, "outputs", "needs --original, the record that it answers"),
+        (outputs and any(recipe.norm for recipe in recipes), "norm", "cannot go with --outputs, of another program"),
+        (original and (record or against or prompt or prompts or text), "original", answered),
+        (reports, "compare", f"must be given to read {reports and reports[0]}; the model to judge is --model"),
+    )
     if prompts is not None:
         from minigpt.generation.promptfile import read_prompts
 
         prompt = [*(prompt or []), *(line.prompt for line in read_prompts(prompts))]
-    from minigpt.judge.original import read_original
+    from minigpt.judge.original import Original, read_original
 
     parts: dict[str, Any] = dict(
         gradients=gradients or None, sensitivity=sensitivity, remove=remove,
         remove_file=remove_file, bisect=bisect, budget=budget,
     )  # fmt: skip
+    judged: list[ParityReport] = []
     with progress() as say:
         if original is not None:
             say(f"reading {original}", 0)
-            truth = _load(original, recipes)
+            truth = Original.load(original)
+            if all(recipe.source == "demo" for recipe in recipes):  # by default: the record's own model
+                recipes = [dataclasses.replace(recipe, source=truth.source) for recipe in recipes]
         else:
             begin = lambda step, done: say(step, 0.5 * done)  # noqa: E731
             truth = read_original(
@@ -111,10 +110,15 @@ def parity(
             truth.save(record)
         if outputs is not None:
             judged = [truth.judge_outputs(outputs, **parts)]
-        elif record is not None and recipes[0].norm is None and against is None:
-            judged = []
-        else:
-            judged = _judge(truth, recipes, parts, say)
+        elif record is None or recipes[0].norm is not None or against is not None:
+
+            def tell(step: str, done: float) -> None:
+                recipe = recipes[len(judged)]
+                about = f"{recipe.norm} at {','.join(recipe.sites)}: " if len(recipes) > 1 else ""
+                say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
+
+            for recipe in recipes:
+                judged.append(truth.judge(recipe, progress=tell, **parts))
     if not judged:
         show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {}, None)
         return
@@ -128,34 +132,7 @@ def parity(
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
 
-def _judge(
-    original: "Original", recipes: "list[Recipe]", parts: dict[str, Any], say: Callable[[str, float], None]
-) -> "list[ParityReport]":
-    judged: list[ParityReport] = []
-
-    def tell(step: str, done: float) -> None:
-        recipe = recipes[len(judged)]
-        about = f"{recipe.norm} at {','.join(recipe.sites)}: " if len(recipes) > 1 else ""
-        say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
-
-    for recipe in recipes:
-        judged.append(original.judge(recipe, progress=tell, **parts))
-    return judged
-
-
-def _load(file: Path, recipes: "list[Recipe]") -> "Original":
-    """Return the original of a record; a recipe without a model of its own is for the record's."""
-    from minigpt.judge.original import Original
-
-    original = Original.load(file)
-    if all(recipe.source == "demo" for recipe in recipes):
-        recipes[:] = [dataclasses.replace(recipe, source=original.source) for recipe in recipes]
-    return original
-
-
 def _compare(files: list[Path], html: Path | None) -> None:
-    if not files:
-        raise MiniGPTError("--compare needs the files of two or more reports")
     from minigpt.report.page import report_page
     from minigpt.report.terminal import reports_table
 

@@ -43,57 +43,52 @@ def perplexity(
     from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import JSON_LINES, mean_perplexities, measure, texts_of
 
-    contents: dict[str, str] = {}
-    for file in text:
-        for number, content in enumerate(texts_of(file), 1):
-            contents[f"{file}:{number}" if file.suffix in JSON_LINES else str(file)] = content
-    if not contents:
+    texts = [
+        (f"{file}:{number}" if file.suffix in JSON_LINES else str(file), content)
+        for file in text
+        for number, content in enumerate(texts_of(file), 1)
+    ]
+    if not texts:
         raise GenerationError(f"{text[0]} has no text")
-    results: dict[str, Perplexity] = {}
+    results: list[tuple[str, Perplexity]] = []
+
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         model, tokenizer = recipe.open()
         if tokenizer is None:
             raise CheckpointError(f"{text[0]} needs a tokenizer, and {recipe.source} has none")
-        norms = described_norms(model)
-        for number, (name, content) in enumerate(contents.items()):
 
-            def within(words: str, share: float, name: str = name, number: int = number) -> None:
-                say(f"{name}: {words}", (number + share) / len(contents))
+        def within(words: str, share: float) -> None:
+            say(f"{texts[len(results)][0]}: {words}", (len(results) + share) / len(texts))
 
+        for name, content in texts:
             result = measure(model, tokenizer, content, stride, bos, window=window, name=name, progress=within)
             if not math.isfinite(result.perplexity):
                 raise GenerationError(
                     f"the perplexity of {name} is {result.perplexity}, since the logits are not finite, or too large"
                 )
-            results[name] = result
+            results.append((name, result))
+    norms = described_norms(model)
     fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
-    rows = [{"text": name, **_fields(result)} for name, result in results.items()]
+    rows = [{"text": name, **_fields(result)} for name, result in results]
     by = f"by {recipe.source} with {norms}"
     if len(text) == 1 and text[0].suffix not in JSON_LINES:
-        ((name, result),) = results.items()
+        ((name, result),) = results
         summary: RenderableType = f"{result.perplexity:.6g}  perplexity of {name} {by}\n{result.protocol}"
         fields |= rows[0]
     else:
-        means = mean_perplexities([*results.values()])
-        summary = Group(_table(results), _means(means, len(results), by))
+        means = mean_perplexities([result for _, result in results])
+        table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
+        for name, result in results:
+            table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")
+        summary = Group(
+            table,
+            f"{means['perplexity']:.6g}  perplexity of the {means['scored']:,} tokens {by}",
+            f"{means['perplexity_by_text']:.6g}  perplexity of the {len(results):,} texts, each counted once",
+        )
         fields |= means | {"texts": rows}
     show(summary, fields, STDOUT if json else None)
 
 
 def _fields(result: "Perplexity") -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(result).items() if name != "rows"}
-
-
-def _table(results: "dict[str, Perplexity]") -> Table:
-    table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
-    for name, result in results.items():
-        table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")
-    return table
-
-
-def _means(means: dict[str, float], texts: int, by: str) -> str:
-    return (
-        f"{means['perplexity']:.6g}  perplexity of the {means['scored']:,} tokens {by}\n"
-        f"{means['perplexity_by_text']:.6g}  perplexity of the {texts:,} texts, each counted once"
-    )

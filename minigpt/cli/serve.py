@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minigpt.cli.options import parse_draft
-from minigpt.errors import ConfigError
+from minigpt.cli.options import parse_draft, refuse_if
 
 if TYPE_CHECKING:
     from minigpt.recipe import Recipe
@@ -47,10 +46,14 @@ def serve(
     from minigpt.device import settle_memory
 
     is_local = is_loopback(host)
-    if not is_local and api_key is None:
-        raise ConfigError(f"other machines can reach --host {host}, so it needs --api-key or MINIGPT_API_KEY")
-    if not 0 <= grace <= 86400:
-        raise ConfigError(f"must be within [0, 86400], got {grace}", argument="grace")
+    refuse_if(
+        (
+            not is_local and api_key is None,
+            "host",
+            f"{host} is open to others, so it needs --api-key or MINIGPT_API_KEY",
+        ),
+        (not 0 <= grace <= 86400, "grace", f"must be within [0, 86400], got {grace}"),
+    )
     settle_memory()
     with listen(host, port) as listening:
         models, tokenizer = open_models(recipes)

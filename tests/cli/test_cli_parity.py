@@ -121,8 +121,11 @@ def test_perplexity(run: Run, folder: Path) -> None:
     ended = run("perplexity", folder, text, "--stride", 127, "--bos", "--device", "cpu")
     assert re.search(r"\n[\d,]+ of [\d,]+ tokens scored in \d+ windows of 128, stride 127, each after", ended.out)
     assert "--stride must be from 1 to 128" in run("perplexity", folder, text, "--stride", 129).err
-    for words in ([folder, text], ["--model", folder, text], [text, "--model", folder]):
-        assert run("perplexity", *words, "--norm", "rms", "--device", "cpu").out.startswith(f"{expected:.6g}"[:5])
+    shown = run("perplexity", folder, text, "--norm", "rms", "--device", "cpu").out
+    assert shown.startswith(f"{expected:.6g}"[:5])
+    twice = json.loads(run("perplexity", folder, text, text, "--norm", "rms", "--device", "cpu", "--json").out)
+    assert [row["text"] for row in twice["texts"]] == [str(text)] * 2
+    assert twice["perplexity_by_text"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_foreign_norm_of_the_checkpoint_is_named_again(tmp_path: Path) -> None:
