@@ -9,9 +9,9 @@ def has_hooks(module: nn.Module) -> bool:
     return _has_own_hooks(module) or _has_global_hooks()
 
 
-def is_watched(model: nn.Module) -> bool:
-    """Return True if hooks fire when any of its modules is called."""
-    return _has_global_hooks() or any(map(_has_own_hooks, model.modules()))
+def is_watched(*modules: nn.Module) -> bool:
+    """Return True if hooks fire when any of these is called."""
+    return _has_global_hooks() or any(map(_has_own_hooks, modules))
 
 
 def _has_own_hooks(module: nn.Module) -> bool:

@@ -8,7 +8,8 @@ import ctypes
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,7 @@ NORMS: dict[type[nn.Module], int] = {LayerNorm: 0, FusedLayerNorm: 0, RMSNorm: 1
 ACTIVATIONS = ((gelu_new, 0), (gelu_tanh, 0), (F.gelu, 1), (F.relu, 2), (F.silu, 3), (torch.tanh, 4))
 LEVELS = ("bf16", "vnni", "avx512", "avx2", "portable")  # of instructions, the best first
 AFFINE = (FastConv1D, Conv1D)
+ATTRIBUTES = vars(nn.Module()).keys()  # of every module
 PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # by the last part of a module's name
     "": (FastGPT2,), "wte": (nn.Embedding,), "wpe": (nn.Embedding,), "drop": (nn.Dropout,), "h": (nn.ModuleList,),
     "block": (Block,), "attn": (FastAttention,), "mlp": (FastMLP,), "ln_1": (*NORMS,), "ln_2": (*NORMS,),
@@ -178,27 +180,33 @@ def _reasons(model: Any) -> Iterator[str]:
         yield reason
     if not isinstance(model, FastGPT2) or model.attention != "sdpa":
         yield 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
-    if any(part.training for part in model.modules()):
+    parts = dict(model.named_modules())
+    if any(part.training for part in parts.values()):
         yield "the model is in training mode"
-    dtypes, devices = ({getattr(p, name) for p in model.parameters()} for name in ("dtype", "device"))
-    if len(dtypes) > 1 or not dtypes <= COLUMNS.keys() or not {device.type for device in devices} <= {"cpu", "meta"}:
+    parameters = [p for part in parts.values() for p in part._parameters.values() if p is not None]
+    dtypes, devices = {p.dtype for p in parameters}, {p.device.type for p in parameters}
+    if len(dtypes) > 1 or not dtypes <= COLUMNS.keys() or not devices <= {"cpu", "meta"}:
         yield "the weights are not all on the CPU in float32, or all in bfloat16"
     if torch.is_autocast_enabled("cpu"):
         yield "autocast is on"
-    if is_watched(model) or any(_has_replaced_method(part) for part in model.modules()):
+    if is_watched(*parts.values()) or any(map(_has_replaced_method, parts.values())):
         yield "a module has hooks or a replaced forward"
-    for name, part in model.named_modules():
-        role, kind = name.rpartition(".")[2], f"{type(part).__module__}.{type(part).__name__}"
+    for name, part in parts.items():
+        role = name.rpartition(".")[2]
         is_int8 = hasattr(part, "panels") and role in ("c_attn", "c_fc", "c_proj", "lm_head")
         if not is_int8 and type(part) not in PARTS.get("block" if role.isdigit() else role, ()):
-            yield f"{name or 'the model'} is a {kind}"
+            yield f"{name or 'the model'} is a {_kind(part)}"
         if isinstance(part, LayerNorm) and not _is_what_is_compiled(type(part), *_methods_of(type(part))):
-            yield f"{name} is a {kind} that was edited"
+            yield f"{name} is a {_kind(part)} that was edited"
         if isinstance(part, FrozenLayerNorm) and part.calibration is None:
             yield f"{name} is not calibrated"
         if isinstance(part, nn.Embedding) and part.max_norm is not None:
             yield f"{name} has a max_norm"
-    yield from _unlike_config(model)
+    yield from _unlike_config(model, parts)
+
+
+def _kind(part: nn.Module) -> str:
+    return f"{type(part).__module__}.{type(part).__name__}"
 
 
 def _methods_of(norm: type[LayerNorm]) -> tuple[Callable[..., object], ...]:
@@ -206,10 +214,10 @@ def _methods_of(norm: type[LayerNorm]) -> tuple[Callable[..., object], ...]:
 
 
 def _has_replaced_method(part: nn.Module) -> bool:
-    return any(callable(getattr(type(part), name, None)) for name in vars(part))
+    return any(callable(getattr(type(part), name, None)) for name in vars(part).keys() - ATTRIBUTES)
 
 
-def _unlike_config(model: Any) -> Iterator[str]:
+def _unlike_config(model: Any, parts: Mapping[str, nn.Module]) -> Iterator[str]:
     """Yield which modules have other sizes or attributes than the kernel is told: it gets the config's."""
     config, c, inner = model.config, model.config.n_embd, model.config.inner_size
     sizes = {"wte": (config.vocab_size, c), "wpe": (config.n_positions, c), "ln_f": (c,)}
@@ -225,7 +233,7 @@ def _unlike_config(model: Any) -> Iterator[str]:
         if activation_of(block) is None or block.mlp.act is not model.h[0].mlp.act:
             yield f"h.{layer}.mlp.act is not one that the kernel knows, the same in all blocks"
     for name, size in sizes.items():
-        if (shape := _shape_of(name, model.get_submodule(name))) != size:
+        if (shape := _shape_of(name, parts[name])) != size:
             yield f"{name} has shape {shape}, and not {size}"
 
 
@@ -342,11 +350,11 @@ class StepKernel:
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor, outputs: list[int],
         logits: Tensor,
     ) -> None:  # fmt: skip
-        rows = torch.tensor([tokens, slots, columns], device="cpu")  # (3, R)
-        output_rows = torch.tensor(outputs, dtype=torch.long, device="cpu")  # (W,)
+        arrays = [array("q", values) for values in (tokens, slots, columns, outputs)]  # until the step is done
+        *rows, output_rows = (values.buffer_info()[0] for values in arrays)
         new = Rows(
-            len(tokens), *(row.data_ptr() for row in rows), len(outputs), output_rows.data_ptr(), store.data_ptr(),
-            store.dtype == torch.bfloat16, *store.stride()[:4], logits.data_ptr(),
+            len(tokens), *rows, len(outputs), output_rows, store.data_ptr(), store.dtype == torch.bfloat16,
+            *store.stride()[:4], logits.data_ptr(),
         )  # fmt: skip
         arguments = byref(self.model), byref(new), torch.get_num_threads(), max(columns) + 1
         self.memory, place = _room(self.memory, self.functions.memory(*arguments))

@@ -131,7 +131,12 @@ def head_rows(model: GPT2) -> Float[Tensor, "vocab embd"]:
     if model.config.tie_word_embeddings:
         return model.wte.weight
     head = model.lm_head
-    if not isinstance(head, nn.Linear) or head.bias is not None or "forward" in vars(head) or is_watched(head):
+    if (
+        not isinstance(head, nn.Linear)
+        or head.bias is not None
+        or "forward" in vars(head)
+        or is_watched(*head.modules())
+    ):
         raise ConfigError("lm_head must be a plain nn.Linear without bias or hooks to be quantized")
     return head.weight
 

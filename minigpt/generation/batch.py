@@ -4,9 +4,8 @@ end, and adds it.
 V vocabulary.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -32,8 +31,6 @@ class Piece:
         ids: the tokens, without a draft.
         is_whole: the row's text is read to its end, so that its next token can be chosen.
         draft: tokens that are read behind them, to be verified; None if no draft was tried.
-        logits: (n, V) after the last n of the ids and the draft: after each id if the row scores its prompt, after the
-            last one and each of the draft if ``is_whole``, else none. Where the kernel reads, in float32.
     """
 
     row: Row
@@ -41,19 +38,21 @@ class Piece:
     ids: list[int]
     is_whole: bool
     draft: list[int] | None = None
-    logits: Float[Tensor, "outputs vocab"] = NOTHING
+
+    def __post_init__(self) -> None:
+        self.read: Float[Tensor, "all vocab"] = NOTHING  # the logits of all pieces that were read with this one
+        self.among = slice(0)  # its place among them
 
     @property
     def outputs(self) -> int:
-        """How many logits are needed."""
+        """How many logits are needed: after each id if the row scores its prompt, else if ``is_whole`` after the last
+        one and each of the draft."""
         return len(self.ids) if self.row.scores_prompt else self.is_whole + len(self.draft or ())
 
-
-class Step(NamedTuple):
-    """What a step has read: the pieces, and the logits of all of them in a row."""
-
-    pieces: list[Piece]
-    logits: Float[Tensor, "outputs vocab"]
+    @property
+    def logits(self) -> Float[Tensor, "outputs vocab"]:
+        """After the last tokens of the ids and the draft. Where the kernel reads, in float32."""
+        return self.read[self.among]
 
 
 class Batch:
@@ -97,7 +96,7 @@ class Batch:
         """Call ``read`` and then ``choose``."""
         return self.choose(self.read(budget))
 
-    def read(self, budget: int | None = None, only: Container[Row] | None = None) -> Step:
+    def read(self, budget: int | None = None, only: Container[Row] | None = None) -> list[Piece]:
         """Read the next tokens of the rows; return what was read. After an error of the model nothing counts as read.
 
         Args:
@@ -106,30 +105,38 @@ class Batch:
             only: the rows to read; None for all.
         """
         pieces = self._pieces(budget, only)
-        if not pieces:
-            return Step([], torch.empty(0, self.model.config.vocab_size))
-        if len(self.rows) == 1 and pieces[0].is_whole and len(pieces[0].ids) == 1:
-            pieces[0].draft = self._draft()
+        if len(self.rows) == 1 and self.drafts is not None:
+            for piece in pieces.values():
+                if piece.is_whole and len(piece.ids) == 1 and piece.row.may_draft:
+                    piece.draft = self.drafts.guess(piece.row, self.reader)
         outputs = {place: piece.outputs for place, piece in pieces.items()}
-        ids = {place: piece.ids + (piece.draft or []) for place, piece in pieces.items()}
-        logits = self.reader.read(ids, outputs)
-        for piece, part in zip(pieces.values(), logits.split([*outputs.values()]), strict=True):
-            piece.logits = part
-        return Step([*pieces.values()], logits)
+        logits = self.reader.read({place: piece.ids + (piece.draft or []) for place, piece in pieces.items()}, outputs)
+        end = 0
+        for place, piece in pieces.items():
+            begin, end = end, end + outputs[place]
+            piece.read, piece.among = logits, slice(begin, end)
+        return [*pieces.values()]
 
     def _pieces(self, budget: int | None, only: Container[Row] | None) -> dict[int, Piece]:
         """Return what to read of each row, by its place."""
-        places = [place for place, row in enumerate(self.rows) if only is None or row in only]
-        unread = {place: ids for place in places if (ids := self._unread(place))}
+        unread: dict[int, list[int]] = {}
+        for place, row in enumerate(self.rows):
+            if (only is None or row in only) and (ids := self._unread(place)):
+                unread[place] = ids
+        if budget is None:
+            return {
+                place: Piece(row := self.rows[place], len(row.ids) - len(ids), ids, True)
+                for place, ids in unread.items()
+            }
         counts = _shares({place: len(ids) for place, ids in unread.items()}, budget)
         return {
-            place: Piece(row, len(row.ids) - len(ids), ids[:count], count == len(ids))
+            place: Piece(row := self.rows[place], len(row.ids) - len(ids), ids[:count], count == len(ids))
             for place, ids in unread.items()
-            if (count := counts[place]) and (row := self.rows[place])
+            if (count := counts[place])
         }
 
     @torch.inference_mode()
-    def choose(self, step: Step) -> list[Row]:
+    def choose(self, pieces: Sequence[Piece]) -> list[Row]:
         """Add a token to every row that is read to its end; return these rows. Ended rows leave the batch.
 
         A row that has a draft gets every token of it that is the row's own choice, and the one after them. A row that
@@ -138,26 +145,22 @@ class Batch:
         Raises:
             GenerationError: if a row has no token to choose, and its ``fail`` raises that.
         """
-        whole = [piece for piece in step.pieces if piece.is_whole]
+        whole = [piece for piece in pieces if piece.is_whole]
         for piece in whole:
             if not piece.row.left:
                 piece.row.finish("length")
-        pieces = [piece for piece in whole if not piece.row.end]
-        if len(pieces) == 1 and pieces[0].draft is not None:
-            self._choose_drafted(pieces[0], pieces[0].draft)
-        elif pieces:
-            is_all = len(step.logits) == len(pieces)  # then no copy
-            logits = step.logits if is_all else torch.cat([piece.logits[-1:] for piece in pieces])
-            self._push(logits, [piece.row for piece in pieces])
+        going = [piece for piece in whole if not piece.row.end]
+        if len(going) == 1 and going[0].draft is not None:
+            self._choose_drafted(going[0], going[0].draft)
+        elif going:
+            read = going[0].read
+            is_all = len(read) == len(going) and all(piece.read is read for piece in going)
+            logits = read if is_all else torch.cat([piece.logits[-1:] for piece in going])  # no copy of all
+            self._push(logits, [piece.row for piece in going])
         rows = [piece.row for piece in whole]
-        self.drop([row for row in rows if row.end])
+        if ended := [row for row in rows if row.end]:
+            self.drop(ended)
         return rows
-
-    def _draft(self) -> list[int] | None:
-        """Return a guess of the tokens after the only row's last one; None if it is not the time for one."""
-        if self.drafts is None or not self.rows[0].may_draft:
-            return None
-        return self.drafts.guess(self.rows[0], self.reader)
 
     def _push(self, logits: Float[Tensor, "rows vocab"], rows: list[Row]) -> None:
         """Choose and add a token to each row. An error of one row is not an error of the others."""
@@ -213,10 +216,8 @@ class Batch:
         return unread
 
 
-def _shares(counts: dict[int, int], budget: int | None) -> dict[int, int]:
+def _shares(counts: dict[int, int], budget: int) -> dict[int, int]:
     """Return how many tokens to read of each row, of ``counts`` unread ones. A single unread token is free."""
-    if budget is None:
-        return counts
     long = sorted((count, place) for place, count in counts.items() if count > 1)
     shares = dict.fromkeys(counts, 1)
     for waiting, (count, place) in zip(range(len(long), 0, -1), long, strict=True):

@@ -3,6 +3,7 @@
 B rows, T tokens so far, V vocabulary.
 """
 
+import math
 import sys
 from collections import defaultdict
 from typing import Unpack
@@ -98,23 +99,15 @@ def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps:
 
 
 def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], keeps: bool) -> list[int]:
-    settings, largest = rows[0].settings, logits.amax(-1)  # (B,)
-    if largest.isnan().any():  # NaN is larger than any number
-        raise GenerationError(
-            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
-        )
-    scores = _scores(logits, rows)  # (B, V)
-    if scores is not logits:
-        largest = scores.amax(-1)
-    if settings.changes_logits and (largest == -torch.inf).any():
-        raise NoTokenLeftError("the settings exclude every token; allow some, or ask for fewer tokens")
-    if largest.isinf().any():
-        raise GenerationError("a logit is infinite, so no token can be chosen; use a wider dtype, or mend the model")
+    settings, scores = rows[0].settings, _scores(logits, rows)  # (B, V)
     if settings.samples:
+        largest = scores.amax(-1)  # (B,)
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
         tokens = drawn(scores, chances.to(scores.device)).tolist()
     else:
-        tokens = likeliest(scores).tolist()
+        largest, ids = likeliest(scores)
+        tokens = ids.tolist()
+    _check(settings, largest.tolist(), [] if scores is logits else logits.amax(-1).tolist())
     if keeps and (settings.output_scores or settings.output_logprobs):
         logprobs = scores.log_softmax(-1)  # (B, V)
         for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -124,19 +117,31 @@ def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], ke
     return tokens
 
 
-def likeliest(scores: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
-    """Return ``scores.argmax(-1)``: the token with the largest score of each row, the first of several.
+def _check(settings: GenerationSettings, largest: list[float], before: list[float]) -> None:
+    """Raise an error if a row has no token: by its largest score, and its largest logit before it was processed."""
+    if any(map(math.isnan, largest + before)):  # NaN is larger than any number
+        raise GenerationError(
+            "the model's logits are NaN; its weights, its norms or its dtype cannot compute this prompt"
+        )
+    if settings.changes_logits and -math.inf in largest:
+        raise NoTokenLeftError("the settings exclude every token; allow some, or ask for fewer tokens")
+    if any(map(math.isinf, largest)):
+        raise GenerationError("a logit is infinite, so no token can be chosen; use a wider dtype, or mend the model")
 
-    On the CPU ``argmax`` is slower than ``amax``. So ``amax`` finds the block with the largest score, and ``argmax``
+
+def likeliest(scores: Float[Tensor, "batch vocab"]) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+    """Return ``scores.max(-1)``: the largest score of each row and its token, the first of several.
+
+    On the CPU ``max`` is slower than ``amax``. So ``amax`` finds the block with the largest score, and ``argmax``
     searches that block.
     """
     vocab = scores.shape[-1]
     if not scores.is_cpu or vocab < BLOCK:
-        return scores.argmax(-1)
+        return scores.amax(-1), scores.argmax(-1)
     blocks, last = scores.unfold(-1, BLOCK, BLOCK), scores[:, -BLOCK:]  # (B, V // BLOCK, BLOCK) and (B, BLOCK)
-    largest = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1)  # (B, V // BLOCK + 1)
-    first = (largest.argmax(-1) * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
-    return first + scores.gather(-1, first[:, None] + torch.arange(BLOCK, device=scores.device)).argmax(-1)
+    largest, block = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1).max(-1)  # each (B)
+    first = (block * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
+    return largest, first + scores.gather(-1, first[:, None] + torch.arange(BLOCK, device=scores.device)).argmax(-1)
 
 
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -148,6 +153,8 @@ def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]
 
 def _scores(logits: Tensor, rows: list[Row]) -> Tensor:
     settings = rows[0].settings
+    if not settings.processes:
+        return logits
     if not settings.looks_back:
         nothing = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
         return _processed(logits, settings, TextSoFar(nothing, 0, rows[0].end_ids))

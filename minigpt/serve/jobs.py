@@ -166,7 +166,7 @@ class Comparison:
             self._batches = [Batch(model, 2, columns) for model in self.models]
             for batch in self._batches:
                 batch.add(self.rows)
-        pieces = [piece for batch in self._batches for piece in batch.read(budget).pieces if piece.is_whole]
+        pieces = [piece for batch in self._batches for piece in batch.read(budget) if piece.is_whole]
         events: list[dict[str, Any]] = []
         for side, row in enumerate(self.rows):
             if logits := [piece.logits for piece in pieces if piece.row is row]:  # of both models

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minigpt.engine.int8 import drafter_of
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import Batch, Piece, Step
+from minigpt.generation.batch import Batch, Piece
 from minigpt.generation.drafts import drafts_for
 from minigpt.model import GPT2
 from minigpt.serve.jobs import NOT_NUMBERS, Channel, Comparison, Job, RequestRow, tokens_of
@@ -209,10 +209,10 @@ class Lane:
 
     def _step(self, batch: Batch, budget: int) -> None:
         is_scoring = any(row.scores_prompt for row in self.rows)
-        step = self._read(batch, budget // 2 if is_scoring else budget)  # a token that is scored takes twice as long
-        whole: list[Any] = batch.choose(step)
-        self._note_tokens(step.pieces)
-        new = sum(len(piece.row.ids) - piece.first - len(piece.ids) for piece in step.pieces if piece.is_whole)
+        pieces = self._read(batch, budget // 2 if is_scoring else budget)  # a token that is scored takes twice as long
+        whole: list[Any] = batch.choose(pieces)
+        self._note_tokens(pieces)
+        new = sum(len(piece.row.ids) - piece.first - len(piece.ids) for piece in pieces if piece.is_whole)
         self.meters.tokens.labels(self.name).inc(new)
         self._report([row for row in whole if not row.job.channel.disconnected])
         for row in whole:
@@ -244,17 +244,17 @@ class Lane:
             if job.waiting:
                 self.waiting.append(job)
 
-    def _read(self, batch: Batch, budget: int) -> Step:
+    def _read(self, batch: Batch, budget: int) -> list[Piece]:
         """Read tokens of all texts. If that fails, read each text by itself: only a text that fails gets an error."""
         with suppress(BaseException):  # a norm may raise anything
             return batch.read(budget)
         pieces: list[Piece] = []
         for row in self.rows:
             try:
-                pieces += batch.read(budget, [row]).pieces
+                pieces += batch.read(budget, [row])
             except BaseException as error:
                 row.fail(error)
-        return Step(pieces, torch.cat([piece.logits for piece in pieces]) if pieces else torch.empty(0))
+        return pieces
 
     def _note_tokens(self, pieces: list[Piece]) -> None:
         """Let the next events report the log-probabilities of tokens: of prompts, and new ones."""

@@ -50,7 +50,7 @@ def test_a_budget_is_shared_by_the_texts_that_are_read() -> None:
     batch.step()
     batch.add([Row([token] * length, settings) for token, length in enumerate((60, 4, 70))])
     step = batch.read(30)
-    assert [(len(piece.ids), piece.is_whole) for piece in step.pieces] == [
+    assert [(len(piece.ids), piece.is_whole) for piece in step] == [
         (1, True),
         (13, False),
         (4, True),
@@ -58,7 +58,7 @@ def test_a_budget_is_shared_by_the_texts_that_are_read() -> None:
     ]
     assert len(batch.choose(step)) == 2
     assert len(batch.step(0)) == 2, "those that are decoding"
-    assert sum(len(piece.ids) for piece in batch.read().pieces) == 2 + 47 + 57
+    assert sum(len(piece.ids) for piece in batch.read()) == 2 + 47 + 57
 
 
 def test_texts_with_one_prompt_read_it_once() -> None:
@@ -67,11 +67,11 @@ def test_texts_with_one_prompt_read_it_once() -> None:
     rows = [Row([1, 2, 3, 4, 5], settings, seed=seed) for seed in range(3)] + [Row([1, 2, 3, 4, 6], settings, seed=0)]
     batch = Batch(model, 4, 20)
     batch.add(rows)
-    assert [len(piece.ids) for piece in batch.read(6).pieces] == [3, 3]
+    assert [len(piece.ids) for piece in batch.read(6)] == [3, 3]
     counts = []
     while batch.rows:
         step = batch.read()
-        counts.append([len(piece.ids) for piece in step.pieces])
+        counts.append([len(piece.ids) for piece in step])
         batch.choose(step)
     assert counts[:3] == [[2, 2], [1, 1, 1, 1], [1, 1, 1, 1]]
     for row in rows:
@@ -116,7 +116,7 @@ def test_a_step_that_failed_has_read_nothing() -> None:
     hook = model.h[1].ln_2.register_forward_hook(fails_in_company)
     with pytest.raises(ArithmeticError):
         batch.read()
-    pieces = [piece for row in rows for piece in batch.read(only=[row]).pieces]
+    pieces = [piece for row in rows for piece in batch.read(only=[row])]
     hook.remove()
     for piece in pieces:
         with torch.no_grad():
@@ -132,7 +132,7 @@ def test_a_row_without_room_for_a_token_is_only_read() -> None:
     batch = Batch(small_model(), 1, 3)
     batch.add([row])
     step = batch.read()
-    assert step.pieces[0].logits.shape == (3, 83)
+    assert step[0].logits.shape == (3, 83)
     assert batch.choose(step) == [row]
     assert (row.end, row.ids, batch.rows) == ("length", [1, 2, 3], [])
 

@@ -96,7 +96,7 @@ class Company:
     def write_in_pieces(self, budgets: list[Any]) -> None:
         for budget in budgets:
             step = self.batch.read(budget)
-            for piece in step.pieces:
+            for piece in step:
                 self.compare(piece)
             self.batch.choose(step)
 
