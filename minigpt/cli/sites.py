@@ -34,7 +34,7 @@ def sites(
         A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text.
     """
     from minigpt.judge.look import look, look_parts
-    from minigpt.report.page import parts_page
+    from minigpt.report.page import Sheet, render
     from minigpt.report.terminal import printed
     from minigpt.swap.fit import rows_of_text
 
@@ -51,4 +51,4 @@ def sites(
               "norm_sites": [dataclasses.asdict(site) for site in rows]}  # fmt: skip
     title = f"Norm sites of {recipe.source}"
     parts = look_parts(rows, about)
-    show(Group(*printed(parts)), fields, json_file, html, lambda: parts_page(title, about, parts))
+    show(Group(*printed(parts)), fields, json_file, html, lambda: render(title, [Sheet(title, parts, about=about)]))

@@ -8,8 +8,11 @@ from rich.text import Text
 from minigpt.conformance.case import CaseResult
 from minigpt.conformance.check import COVERAGE, ConformanceReport
 from minigpt.report.numerals import brief
+from minigpt.report.parts import Cell, Number, Part
 from minigpt.report.terminal import outcome
 
+CASE_HEADS = ("case", "error", "bound", "what it asks", "why this bound")
+VERDICTS = {True: ("PASS", "A LayerNorm"), False: ("FAIL", "Not a LayerNorm"), None: ("DIFFERENT", "Not judged")}
 MORE = "--all lists every case, --html FILE writes a page"
 
 
@@ -39,21 +42,31 @@ def conformance_summary(
 
 def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
     """Return the report as one HTML page that needs no network."""
-    from minigpt.report.page import render
+    from minigpt.report.page import Sheet, render
 
-    groups = dict.fromkeys(case.group for case in report.cases)
-    passed = report.dtypes.get(dtype)
-    return render(
-        "conformance.html",
-        title=f"{report.norm}: conformance",
-        report=report,
-        coverage=COVERAGE,
-        dtype=dtype,
-        kind={True: "pass", False: "fail", None: "different"}[passed],
-        heading={True: "A LayerNorm", False: "Not a LayerNorm", None: "Not judged"}[passed],
-        diagnoses=report.diagnoses_at(dtype),
-        groups={group: [case for case in report.cases if case.group == group] for group in groups},
-    )
+    cases: list[Part] = []
+    for group in dict.fromkeys(case.group for case in report.cases):
+        members = [case for case in report.cases if case.group == group]
+        for name, word, passed in (("failures", "FAIL", False), ("passes", "pass", True)):
+            rows = [_row(case) for case in members if case.passed is passed]
+            title = f"{group}: {len(rows)} of {len(members)} {word}"
+            cases.append(Part(f"{name}-{group}", title, "", CASE_HEADS, rows, folded="Cases" if passed else ""))
+    about = "A norm may be a LayerNorm at one dtype and not at another."
+    facts = {"covers": COVERAGE, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
+    parts = [
+        Part("dtypes", "At each dtype", about, ("dtype", "verdict"), [*report.verdicts.items()]),
+        *sorted((part for part in cases if part.rows), key=lambda part: part.folded),
+        Part("conditions", "Conditions", "What the norm was checked with.", ("", "value"), [*facts.items()]),
+    ]
+    kind, heading = VERDICTS[report.dtypes.get(dtype)]
+    subject, sentences = f"{report.norm} at {dtype} on {report.device}", [*report.diagnoses_at(dtype), *report.notes]
+    return render(f"{report.norm}: conformance", [Sheet(heading, parts, kind, subject, sentences=sentences)])
+
+
+def _row(case: CaseResult) -> tuple[Cell, ...]:
+    error, bound = (None if x is None else Number(x) for x in (case.worst.error, case.worst.bound))
+    where = f"fails at {', '.join(sorted(case.failed_at))}: " if case.failed_at else ""
+    return case.name, error, bound, case.tests, f"{where}{case.note or case.reason}"
 
 
 def _headline(report: ConformanceReport, dtype: str) -> Text:

@@ -16,6 +16,7 @@ from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2
 from minigpt.model.inputs import check_inputs
 from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.report.charts import Maps
 from minigpt.report.fields import Fields, Form, Shown
 from minigpt.report.numerals import brief, percent
 from minigpt.report.parts import Number, Part, cells, titles
@@ -119,7 +120,7 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
     ]
     heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")
     drawings = [
-        Part(key, title, SHADES, drawing="site_map", data=dict(sites=sites, key=key, title=caption, form=form), brief=0)
+        Part(key, title, SHADES, drawing="maps", data=Maps(sites, {key: caption}, form), brief=0)
         for key, title, caption, form in MAPS
     ]
     return [*drawings, Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows)]

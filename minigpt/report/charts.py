@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from minigpt.report.fields import Form
 from minigpt.report.numerals import brief
 
 WIDTH, HEIGHT = 380, 232  # of a chart, in the units of the drawing: a CSS pixel on a phone
@@ -39,6 +40,26 @@ class LogScale:
         return LogScale((10.0**low, 10.0 ** max(high, low + 1)))
 
 
+class Maps(NamedTuple):
+    """Maps of the norm sites, a map for each of some fields, on one scale.
+
+    Attributes:
+        titles: of the maps, by field.
+        form: of the numbers.
+        charts: what is drawn below the maps.
+    """
+
+    sites: Sequence[Any]
+    titles: Mapping[str, str]
+    form: Form
+    charts: Sequence["Chart"] = ()
+
+    @property
+    def scale(self) -> LogScale:
+        """The scale of all maps."""
+        return LogScale(site[field] for site in self.sites for field in self.titles)
+
+
 class Band(NamedTuple):
     """Some blocks of a map: their numbers, and for each norm of a block its name and the sites across."""
 
@@ -46,7 +67,7 @@ class Band(NamedTuple):
     rows: list[tuple[str, list[Row | None]]]
 
 
-def site_map(sites: Sequence[Row]) -> tuple[list[Band], list[Row]]:
+def site_map(sites: Sequence[Any]) -> tuple[list[Band], list[Row]]:
     """Place sites by the number in their path: blocks across, in bands; and return those that stand in no block."""
     blocks: dict[str, dict[str, Row]] = {}
     apart = []

@@ -3,16 +3,36 @@
 import functools
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from jinja2 import ChainableUndefined, Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from minigpt.report import charts, numerals, parts
-from minigpt.report.fields import MOST_NOISE, Report, perplexities, population
-from minigpt.report.parts import Number, Part, checked
+from minigpt.report import charts, parts
+from minigpt.report.fields import MOST_NOISE, Report
+from minigpt.report.numerals import brief
+from minigpt.report.parts import Number, Part, Tile
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
+
+
+class Sheet(NamedTuple):
+    """A head, and parts below it.
+
+    Attributes:
+        kind: PASS, FAIL or DIFFERENT, for the sign before the heading; empty for none.
+        subject: stands above the heading; ``about`` and ``sentences`` stand below it.
+        tiles: the most important figures: a name, a number, and what stands beside it.
+    """
+
+    heading: str
+    parts: Sequence[Part]
+    kind: str = ""
+    subject: str = ""
+    about: str = ""
+    sentences: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
 
 
 def report_page(*reports: Report) -> str:
@@ -24,22 +44,25 @@ def report_page(*reports: Report) -> str:
     Raises:
         MiniGPTError: if one of them is not a parity report.
     """
-    shown = checked(reports)
+    shown = parts.checked(reports)
+    sheets = [_sheet(report) for report in shown]
     if len(shown) == 1:
-        title, overview, reasons = f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}", [], []
-    else:
-        title, overview, reasons = f"{len(shown)} reports", parts.overview(shown), parts.notes_on(shown)
-    return render("parity.html", title=title, reports=shown, overview=overview, reasons=reasons)
+        return render(f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}", sheets)
+    title = f"{len(shown)} reports"
+    return render(title, [Sheet(title, parts.overview(shown), sentences=parts.notes_on(shown)), *sheets])
 
 
-def parts_page(title: str, about: str, sections: Sequence[Part]) -> str:
-    """Return a page of parts below a title and a sentence."""
-    return render("parts.html", title=title, about=about, parts=sections)
+def _sheet(report: Report) -> Sheet:
+    subject = f"{report['norm']} at {', '.join(report['sites'])} in {report['model']}"
+    return Sheet(
+        parts.heading(report), parts.parts_of(report), report["outcome"], subject, f"{parts.about(report)}.",
+        parts.sentences(report), parts.tiles(report),
+    )  # fmt: skip
 
 
-def render(template: str, **context: object) -> str:
-    """Fill one of the templates. Text is escaped, unless it is ``Markup`` already; what a dict lacks is undefined."""
-    return _environment().get_template(template).render(context)
+def render(title: str, sheets: Sequence[Sheet], template: str = "page.html") -> str:
+    """Return a page of sheets. Text is escaped, unless it is ``Markup`` already."""
+    return _environment().get_template(template).render(title=title, sheets=sheets)
 
 
 def printable(text: object) -> str:
@@ -54,27 +77,20 @@ def _environment() -> Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=ChainableUndefined,
+        undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else "" if value is None else printable(value),
     )
-    environment.filters |= {"repr": repr, "with_symbols": with_symbols}
-    formats = ("brief", "change", "count", "percent", "precise", "times", "uncertain")
-    environment.globals |= {name: getattr(numerals, name) for name in formats} | {
-        "MOST_NOISE": MOST_NOISE,
-        "SIGNS": SIGNS,
-        "Number": Number,
-        "at_parting": at_parting,
-        "charts": charts,
-        "coarse": lambda x: numerals.brief(x, 2),
-        "parts_of": parts.parts_of,
-        "sentences": parts.sentences,
-        "heading": parts.heading,
-        "about": parts.about,
-        "perplexities": perplexities,
-        "population": population,
-        "zip": zip,
-    }
+    environment.filters |= {"repr": repr, "with_symbols": with_symbols, "dotted": dotted}
+    environment.globals |= {
+        "MOST_NOISE": MOST_NOISE, "SIGNS": SIGNS, "Number": Number, "at_parting": at_parting, "charts": charts,
+        "brief": brief, "zip": zip,
+    }  # fmt: skip
     return environment
+
+
+def dotted(name: str) -> str:
+    """Let a narrow column break the name of a module or Parameter behind its dots."""
+    return name if isinstance(name, Markup) else Markup(".<wbr>").join(printable(name).split("."))
 
 
 def with_symbols(piece: str) -> str:

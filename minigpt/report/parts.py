@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from minigpt.errors import MiniGPTError
 from minigpt.report import fields
+from minigpt.report.charts import Maps, depth_charts
 from minigpt.report.fields import MOST_NOISE, Form, Report, perplexities, population, shown, text_file
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
 
@@ -14,6 +15,7 @@ BUILT_IN = (
     "so that a change shows; --text FILE decides on yours."
 )
 FEW = 5  # rows of a long table that a terminal shows
+MOST_OPEN = 10  # rows of a long table that a page does not fold
 MOST_REASONS = 6  # below the table of many reports
 FIELD_TYPES = {
     "model": str, "norm": str, "sites": list, "device": str, "dtype": str, "attention": str, "versions": dict,
@@ -24,6 +26,10 @@ HEADINGS = {
     "FAIL": ("Parity does not hold", "Over the budget"),
     "DIFFERENT": ("A different model", "A different model"),
 }  # by parity, and by a budget
+MAPS = {
+    "local_error": "Own error: a norm’s output, given the reference’s input",  # noqa: RUF001
+    "propagated_error": "Error of its output in the running model",
+}
 
 
 class Number(NamedTuple):
@@ -38,6 +44,7 @@ class Number(NamedTuple):
 
 
 Cell = Number | str | None  # None: it was not measured
+Tile = tuple[str, Number, str]
 
 
 class Part(NamedTuple):
@@ -49,6 +56,7 @@ class Part(NamedTuple):
         brief: how many rows a terminal shows; None: all.
         drawing: the template that draws ``data`` above the table.
         bars: the column that the page also shows as bars.
+        folded: the summary under which the page folds the table; empty if it is open.
     """
 
     name: str
@@ -60,6 +68,16 @@ class Part(NamedTuple):
     drawing: str | None = None
     data: Any = None
     bars: int | None = None
+    folded: str = ""
+
+    @property
+    def tables(self) -> list[tuple[Sequence[Sequence[Cell]], str]]:
+        """The rows in one or two tables of a page, each with the summary under which it is folded, or none."""
+        if self.folded or self.drawing or not self.rows:
+            return [(self.rows, self.folded or "In figures")] if self.rows else []
+        if len(self.rows) <= MOST_OPEN + 6:
+            return [(self.rows, "")]
+        return [(self.rows[:MOST_OPEN], ""), (self.rows[MOST_OPEN:], f"The other {len(self.rows) - MOST_OPEN}")]
 
 
 def checked(reports: Sequence[Report]) -> list[Report]:
@@ -118,6 +136,31 @@ def sentences(report: Report) -> list[str]:
     if report.get("missing"):
         lines.append(f"Not judged, since the candidate does not give it: {', '.join(report['missing'])}.")
     return lines + _next_step(report)
+
+
+def tiles(report: Report) -> list[Tile]:
+    """Return the most important figures: a name, a number, and what stands beside it."""
+    logits, distribution, greedy = (report[name] for name in ("logits", "distribution", "greedy"))
+    if report["outcome"] == "DIFFERENT":
+        before, after = perplexities(report)
+        beside = f"the original's {precise(before)}, change {change(before, after)}"
+        first = (f"perplexity of the {'text' if 'perplexity' in report else 'prompts'}", Number(after, precise), beside)
+    else:
+        beside = f"RMS error {brief(logits['rms_error'])}, noise floor {brief(logits['noise_floor_rms'])}"
+        first = ("of the noise floor", Number(logits["ratio"], times), beside)
+    if (parting := greedy.get("first_divergence")) is None:
+        last = ("greedy tokens compared", Number(greedy["tokens_compared"], count), "all the same")
+    else:
+        beside = f"of prompt {parting['prompt']}, {'within' if parting['within_noise'] else 'beyond'} the noise"
+        last = ("new token where greedy decoding parts", Number(parting["token"], count), beside)
+    kl, top1, top5 = (distribution.get(name) for name in ("kl_mean", "top1_agreement", "top5_agreement"))
+    largest = f"mean, largest {brief(distribution['kl_max'])}"
+    return [
+        first,
+        (f"KL divergence, nats, of {population(report)}", Number(kl), largest),
+        ("same likeliest token", Number(top1, percent), f"the five likeliest: {percent(top5)}"),
+        last,
+    ]
 
 
 def _of_budget(report: Report) -> list[str]:
@@ -292,7 +335,8 @@ def _sites(report: Report) -> Part | None:
     ) + "Relative RMS errors; where they grow most comes first."
     heads = ("norm or block", *titles(fields.NormSiteError), "swapped")
     most_first = sorted(rows.values(), key=lambda row: -excess[str(row[0])])
-    return Part("sites", "Where it happens", about, heads, most_first, FEW, "sites", report)
+    maps = Maps(report["norm_sites"], MAPS, partial(brief, digits=2), depth_charts(report))
+    return Part("sites", "Where it happens", about, heads, most_first, FEW, "maps", maps)
 
 
 def _gradients(report: Report) -> Part:

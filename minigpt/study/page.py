@@ -1,5 +1,6 @@
 """A study as one page, with pictures that matplotlib draws as SVG."""
 
+import contextlib
 import io
 import itertools
 import math
@@ -10,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from minigpt.errors import ConfigError
-from minigpt.report.page import SIGNS, render
+from minigpt.report.page import SIGNS, Sheet, render
+from minigpt.report.parts import Cell, Number, Part
 from minigpt.study import table
-from minigpt.study.study import DIVERGED, FAILED, CellRow
+from minigpt.study.study import CellRow
 
 # Each is at least 3:1 against the page's paper, light and dark. Lines differ by their dashes too.
 COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
@@ -21,25 +25,60 @@ DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 INK, GRID = "#4a4f55", "#c9c6c0"  # as drawn; on the page they follow its scheme
 WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
 
+MEANING = (
+    "± is one standard error, over the seeds or over the rows of the text, as the head of a column says. Losses, "
+    "entropy and KL divergence, KL(original ‖ model), are in nats a token; the same top token is the share of "
+    "positions at which both models have the same likeliest token. At the swap, figures compare the model with the "
+    "original, as minigpt parity does. The held-out loss is the logarithm of the perplexity. Over the control is that "
+    "loss less the loss of the model's own norms after the same training, seed with seed and row with row."
+)
+WRONG = "A cell that failed runs again when the study is started again."
+DONE = "Settings that all cells share. Files are named with the first digits of their SHA-256."
+AGAIN = "Each command makes one cell anew. The control is a cell of its own, with its own command."
+OF_ERRORS = "The mean, and one standard error to each side where it is known."
+CAPTIONS = {  # titles of the figures, and what they show
+    "loss": (
+        "Held-out loss against steps",
+        "A band is one standard error over the seeds. A short mark at the foot is a step at which norms were swapped.",
+    ),
+    "over-baseline": ("Loss over the control", OF_ERRORS),
+    "kl-mean": ("KL divergence from the original", OF_ERRORS),
+}
+
 
 def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = "") -> str:
     """Return one self-contained page: what was done, sortable tables, and the figures if matplotlib is installed.
 
     It leads to the parity reports that ``out`` has; without them it stands alone.
     """
-    summaries = table.summarize(rows)
-    stages = {title: {name: summaries.head(name) for name in names} for title, names in table.stages(summaries).items()}
-    reports = {row["report"] for row in rows if row["report"] and (out / row["report"]).exists()}
-    try:
-        drawn = figures(rows)
-    except ConfigError:
-        drawn = {}
-    return render(
-        "study.html", title=title, table=summaries, stages=stages, reports=reports,
-        facts=table.protocol(rows, command), format_figure=table.format_figure,
-        has_control=any(map(table.is_control, rows)), folder=os.path.relpath(out, html.parent or "."),
-        signs=SIGNS | {FAILED: "✗", DIVERGED: "✗"}, figures={name: _inline(svg) for name, svg in drawn.items()},
-    )  # fmt: skip
+    summaries, folder = table.summarize(rows), os.path.relpath(out, html.parent or ".")
+    parts: list[Part] = []
+    for name, columns in table.stages(summaries).items():
+        cells: list[list[Cell]] = []
+        for cell in summaries.cells:
+            sign, report = SIGNS.get(cell.outcome, "✗"), cell.settings["report"]
+            is_linked = report and (out / report).exists()
+            verdict = Markup('<a href="{}/{}">{}</a>' if is_linked else "{2}").format(folder, report, cell.outcome)
+            label = Markup("<bdi>{}</bdi><small>{}</small>").format(cell.settings["norm"], summaries.label(cell))
+            shown = [_number(cell.figures[column], summaries.columns[column]) for column in columns]
+            cells.append([label, Markup("{}&nbsp;{}").format(sign, verdict), *shown])
+        parts.append(
+            Part(name.lower().replace(" ", "-"), name, "", ["norm", "verdict", *map(summaries.head, columns)], cells)
+        )
+    reasons = [(cell.settings["norm"], reason) for cell in summaries.cells for reason in cell.reasons]
+    commands = [(cell.settings["norm"], line) for cell in summaries.cells for line in cell.commands]
+    parts.append(Part("reasons", "What went wrong", WRONG, ("norm", "reason"), reasons))
+    with contextlib.suppress(ConfigError):
+        for name, svg in figures(rows).items():
+            parts.append(Part(name, *CAPTIONS[name], drawing="figure", data=_inline(svg)))
+    parts.append(Part("protocol", "What was done", DONE, ("", "value"), table.protocol(rows, command)))
+    parts.append(Part("commands", "Run a cell again", AGAIN, ("norm", "command"), commands, folded="Commands"))
+    parts = [part for part in parts if part.rows or part.drawing]
+    return render(title, [Sheet(title, parts, about=MEANING)], "study.html")
+
+
+def _number(figure: table.Figure | None, column: table.Column) -> Cell:
+    return None if figure is None else Number(figure.mean, lambda _: table.format_figure(figure, column))
 
 
 def figures(rows: list[CellRow]) -> dict[str, str]:
@@ -138,7 +177,5 @@ def _colours() -> Any:
 
 def _inline(svg: str) -> Any:
     """Return a picture as a part of a page, in the colours of its scheme."""
-    from markupsafe import Markup
-
     body = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)")
     return Markup(body.replace("'DejaVu Sans'", "inherit"))  # matplotlib escapes what it writes

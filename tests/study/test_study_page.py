@@ -48,7 +48,7 @@ def test_the_page_fits_and_its_reports_are_in_sight(file: Path, width: int, sche
         assert seen == [shown.url]
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
         links = shown.evaluate(
-            "[...document.querySelectorAll('.study a')].map(a => [a.innerText, a.getBoundingClientRect().right])"
+            "[...document.querySelectorAll('td a')].map(a => [a.innerText, a.getBoundingClientRect().right])"
         )
         assert len(links) == 3
         assert all(text.startswith("DIFFERENT") and right <= width for text, right in links)
