@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -123,18 +122,6 @@ def test_a_shell_completes_values(run: Run, monkeypatch: pytest.MonkeyPatch, wor
     assert run().out.split() == offered
 
 
-def test_help_waits_for_no_library() -> None:
-    heavy = ("torch", "transformers", "tokenizers", "huggingface_hub", "numpy")
-    program = (
-        f"import sys; sys.argv[1:] = ['parity', '--help']\n"
-        "from minigpt.cli import main\n"
-        "try: main()\n"
-        f"finally: print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
-
-
 def test_an_interrupt_of_a_resumable_command_says_that_it_continues(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -225,42 +212,22 @@ def judge(run: Run, folder: Path, *words: object) -> Ended:
     return run("parity", "--model", folder, "--device", "cpu", "--prompt", "the dog", *words)
 
 
-@pytest.fixture
-def wrong_norm(tmp_path: Path) -> str:
-    """A norm that is not LayerNorm, and does not say so."""
+def test_parity_that_does_not_hold(run: Run, folder: Path, tmp_path: Path) -> None:
+    """As JSON on standard output with nothing beside it; in a file, with the summary on standard output."""
     code = "def forward(self, x):\n        return super().forward(x) * 1.01\n"
     (tmp_path / "wrong.py").write_text(f"import minigpt\n\nclass Wrong(minigpt.LayerNorm):\n    {code}")
-    return f"{tmp_path / 'wrong.py'}:Wrong"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("norm", ["fused", "textbook", "triton"])
-def test_parity_that_holds_on_a_gpu(run: Run, folder: Path, norm: str) -> None:
-    status, out, err = judge(run, folder, "--norm", norm, "--device", "cuda")
-    assert (status, err) == (0, ""), out
-    assert out.startswith("PASS")
-
-
-def test_parity_that_does_not_hold(run: Run, folder: Path, wrong_norm: str) -> None:
-    status, out, err = judge(run, folder, "--norm", wrong_norm, "--sites", "ln_f")
-    assert (status, err) == (1, "")
-    assert out.startswith("FAIL")
-    assert "times the noise floor" in out
-
-
-def test_parity_as_json(run: Run, folder: Path, tmp_path: Path, wrong_norm: str) -> None:
-    """On standard output and nothing beside it; in a file, with the summary on standard output."""
-    to_output = judge(run, folder, "--norm", wrong_norm, "--sites", "ln_f", "--json", "-")
+    words = ("--norm", f"{tmp_path / 'wrong.py'}:Wrong", "--sites", "ln_f", "--json")
+    to_output = judge(run, folder, *words, "-")
     assert (to_output.status, to_output.err) == (1, "")
     fields = json.loads(to_output.out)
     assert fields["verdict"] == "fail"
     assert [site["site"] for site in fields["norm_sites"] if site["swapped"]] == ["ln_f"]
-    to_file = judge(run, folder, "--norm", wrong_norm, "--sites", "ln_f", "--json", tmp_path / "report.json")
+    to_file = judge(run, folder, *words, tmp_path / "report.json")
     assert (to_file.status, to_file.err) == (1, "")
     assert to_file.out.startswith("FAIL")
+    assert "times the noise floor" in to_file.out
     written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    for part in ("verdict", "logits", "distribution", "greedy", "norm_sites", "sites", "model", "norm"):
-        assert written[part] == fields[part]
+    assert {**written, "speed": None} == {**fields, "speed": None}
 
 
 def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder: Path) -> None:
@@ -270,15 +237,14 @@ def test_a_report_that_does_not_fit_on_the_disk_has_been_shown(run: Run, folder:
     assert ended.err == "error: cannot write /dev/full: No space left on device\n"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory\nframe #0"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
-    ],
-    ids=lambda error: type(error).__name__,
+OF_MEMORY = (
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory\nframe #0"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
 )
+
+
+@pytest.mark.parametrize("error", OF_MEMORY, ids=lambda error: type(error).__name__)
 def test_more_memory_than_there_is(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def judge(*_: object, **__: object) -> None:
         raise error
@@ -374,35 +340,27 @@ def test_a_run_that_is_ended_goes_on(
 
 
 def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, copy: Path) -> None:
-    greedy = run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 9).out
-    (copy / "generation_config.json").write_text('{"do_sample": false, "max_new_tokens": 9}')
-    assert run("generate", "the dog", "--model", copy).out == greedy
-    (copy / "generation_config.json").write_text('{"top_k": 1, "max_new_tokens": 99}')
-    assert run("generate", "the dog", "--model", copy, "--max-new-tokens", 9).out == greedy
-    assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 9).out == greedy
+    def ended(fields: str, *words: object) -> Ended:
+        (copy / "generation_config.json").write_text(fields)
+        return run("generate", "the dog", "--model", copy, *words)
 
+    greedy = ended("{}", "--greedy", "--max-new-tokens", 9).out
+    assert ended('{"do_sample": false, "max_new_tokens": 9}').out == greedy
+    assert ended('{"top_k": 1, "max_new_tokens": 99}', "--max-new-tokens", 9).out == greedy
+    assert ended('{"top_k": 5, "max_new_tokens": 99}', "--greedy", "--max-new-tokens", 9).out == greedy
+    assert ended('{"top_k": 5}', "--temperature", 0, "--max-new-tokens", 9).out == greedy
+    named = ended('{"use_cache": true, "stop_strings": ["z"], "max_new_tokens": 3}', "--greedy", "--json")
+    assert json.loads(named.out)["settings"]["stop"] == ["z"]
 
-def test_settings_beside_the_weights_that_contradict_each_other(run: Run, copy: Path) -> None:
-    (copy / "generation_config.json").write_text('{"do_sample": false, "top_k": 5}')
-    message = complaint(run("generate", "the dog", "--model", copy))
+    message = complaint(ended('{"do_sample": false, "top_k": 5}'))
     assert message.startswith("error: top_k ")
     assert f"generation_config.json of {copy}" in message
-    assert run("generate", "the dog", "--model", copy, "--greedy", "--max-new-tokens", 3).status == 0
-    (copy / "generation_config.json").write_text('{"num_beams": 4, "max_length": 20, "transformers_version": "5"}')
-    assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_beams ")
-    (copy / "generation_config.json").write_text('{"num_return_sequences": 3, "max_length": 20, "max_new_tokens": 3}')
-    assert complaint(run("generate", "the dog", "--model", copy)).startswith("error: num_return_sequences ")
-    (copy / "generation_config.json").write_text('{"use_cache": true, "stop_strings": ["z"], "max_new_tokens": 3}')
-    ended = run("generate", "the dog", "--model", copy, "--greedy", "--json")
-    assert json.loads(ended.out)["settings"]["stop"] == ["z"]
-    (copy / "generation_config.json").write_text('{"top_k": 5}')
-    assert run("generate", "the dog", "--model", copy, "--temperature", 0, "--max-new-tokens", 3).status == 0
-    both = complaint(run("generate", "the dog", "--model", copy, "--temperature", 0, "--top-k", 5))
+    several = ended('{"num_return_sequences": 3, "max_length": 20, "max_new_tokens": 3}')
+    assert complaint(several).startswith("error: num_return_sequences ")
+    assert complaint(ended('{"num_beams": 4, "transformers_version": "5"}')).startswith("error: num_beams ")
+    both = complaint(ended('{"top_k": 5}', "--temperature", 0, "--top-k", 5))
     assert both.startswith("error: --top-k ")
-    (copy / "generation_config.json").write_text('{"top_k": 7}')
-    mine = complaint(run("generate", "the dog", "--model", copy, "--top-k", 5, "--max-new-tokens", -3))
-    assert mine.startswith("error: --max-new-tokens ")
-    assert "-3" in mine
+    assert "-3" in complaint(ended('{"top_k": 7}', "--top-k", 5, "--max-new-tokens", -3))
 
 
 def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -500,8 +458,7 @@ def test_convert_replaces_a_model_only_by_force_and_leaves_nothing_of_it(run: Ru
     assert torch.equal(ours.wte.weight, hf.wte.weight)
 
 
-def test_convert_removes_only_what_an_earlier_model_has_left(run: Run, folder: Path, tmp_path: Path) -> None:
-    """Not the checkpoints of a folder without a model, what a link names, or the source itself."""
+def test_convert_removes_neither_what_a_link_names_nor_its_source(run: Run, folder: Path, tmp_path: Path) -> None:
     hf = tmp_path / "project" / "checkpoints" / "theirs"
     hf.mkdir(parents=True)
     assert run("convert", folder, hf.parents[1]).status == 0
@@ -528,22 +485,16 @@ BAD = [
     ("frobnicate", "frobnicate.*minigpt --help"),
     ("generate --frob", "--frob.*minigpt generate --help"),
     ("generate a b", "b.*minigpt generate --help"),
-    ("generate --model", "--model.*--help"),
-    ("generate --top-k many", "--top-k.*--help"),
     ("convert", "MODEL.*minigpt convert --help"),
-    ("convert FOLDER", "OUT.*minigpt convert --help"),
     ("generate x --model=", "--model must be a path, got ''"),
     ("bench norms --wdith 3", "--width.*minigpt bench norms --help"),
-    ("bench norms --width 0", "widths, rows and repeats must be 1 or more"),
     ("bench generate --model demo --preset gpt2-xl", "--preset is for random weights"),
     ("norms --device cpu", "--device, --all, --html and --seed are for --check NAME"),
     ("info ./no/such/folder", "no directory or file of weights"),
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
     (f"{GENERATE} --norm frozen", "--fit must name a text"),
-    (f"{GENERATE} --attention flash", "--attention must be sdpa or eager, got 'flash'"),
     (f"{GENERATE} --dtype int3", "--dtype must be float32 or bfloat16 or float16 or float64, got 'int3'"),
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
-    (f"{GENERATE} --quantize int9", "--quantize must be int8, got 'int9'"),
     (f"{GENERATE} --sites ln_f", "--sites .*a norm"),
     (f"{GENERATE} --temperature 0 --seed 1", "--seed .* temperature 0"),
     (f"{GENERATE} --top-k 0", "--top-k.*1.*0"),
@@ -552,24 +503,19 @@ BAD = [
     (f"{GENERATE} --draft int4", "--draft .*int4"),
     (f"{GENERATE} --greedy --top-k=2 --top-p=.5 --seed=1", "--greedy.*--top-k, --top-p, --seed"),
     (f"{GENERATE} --prompts PROMPTS --out OUT", "cannot go with a PROMPT or --json"),
-    (f"{MANY} --json", "cannot go with a PROMPT or --json"),
     ("generate --prompts PROMPTS", "--prompts .*--out"),
     ("generate --out OUT", "--out .*--prompts"),
     ("generate --prompts PROMPTS --out PROMPTS --model FOLDER", "prompts.jsonl.*another file"),
     ("generate --prompts no/such.jsonl --out OUT", r"cannot read no/such\.jsonl"),
     (f"{MANY} --max-new-tokens 1020", r"prompts\.jsonl, line 6: .*30 tokens.*1020"),
-    (f"{MANY} --batch-size 0", "--batch-size .*0"),
     (f"{PARITY} --norm rms --sites h.7.*", r"'h\.7\.\*'.*h\.0\.ln_1.*ln_f"),
-    (f"{PARITY} --json - --norm nope", "unknown norm"),
     (f"{PARITY} --budget kl", "'kl'.*budget"),
-    (f"{PARITY} --prompts no/such/file.txt", r"no/such/file\.txt"),
     (f"{PARITY} --text no/such/file.txt", r"no/such/file\.txt"),
     (f"{PARITY} --norm no/such/norm.py:Norm", r"no/such/norm\.py"),
     ("parity report.json", "--compare must be given to read report.json"),
     ("parity --compare", "--compare needs the files of two or more reports"),
     ("parity --compare PROMPTS PROMPTS", "prompts.jsonl is not a JSON object"),
     ("perplexity FOLDER", "TEXT.*minigpt perplexity --help"),
-    ("perplexity FOLDER no/such/file.txt", r"no/such/file\.txt"),
 ]
 
 
@@ -652,15 +598,6 @@ def test_a_closed_stream_is_one_line(folder: Path) -> None:
     assert (closed.returncode, closed.stderr) == (2, "error: standard output is closed; > /dev/null drops it\n")
     silent = subprocess.run(f"{quoted} 2>&- <&-", shell=True, capture_output=True, env=environment(), check=False)
     assert (silent.returncode, silent.stdout != b"") == (0, True)
-
-
-def test_a_write_to_a_closed_socket_does_not_end_the_process(run: Run) -> None:
-    assert run("--version").status == 0
-    one, other = socket.socketpair()
-    other.close()
-    with pytest.raises(BrokenPipeError):
-        one.send(b"x")
-    one.close()
 
 
 READ = {"prompts", "text", "reports", "original", "outputs", "file"}  # files that commands read

@@ -4,6 +4,7 @@ MINIGPT_SOAK_SECONDS is how long; the default is ten minutes.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -32,28 +33,26 @@ def known_answers() -> list[tuple[dict[str, Any], str]]:
     for number in range(24):
         ids = TOKENIZER.encode("Once upon a time there was a little red dog")[: 1 + number % 9]
         name, new = list(MODELS)[number % 2], 1 + number * 7 % 50
-        options: dict[str, Any] = {} if number % 3 else {"do_sample": True, "seed": number, "temperature": 0.7}
-        out = minigpt.generate(MODELS[name], torch.tensor([ids]), max_new_tokens=new, eos_token_id=None, **options)
-        fields = {"temperature": 0} if number % 3 else {"seed": number, "temperature": 0.7}
-        body = {"model": name, "prompt": ids, "max_tokens": new, "eos_token_id": [], **fields}
+        options: dict[str, Any] = {} if number % 3 else {"seed": number, "temperature": 0.7}
+        out = minigpt.generate(
+            MODELS[name], torch.tensor([ids]), max_new_tokens=new, eos_token_id=None, do_sample=bool(options), **options
+        )
+        body = {"model": name, "prompt": ids, "max_tokens": new, "eos_token_id": [], **(options or {"temperature": 0})}
         answers.append((body, TOKENIZER.decode(out[0, len(ids) :].tolist())))
     return answers
 
 
-BAD: tuple[Any, ...] = (
-    {"model": "nobody", "prompt": "a"}, {"model": "demo", "prompt": "a", "temperature": 9}, {"prompt": "a"},
-    {"model": "demo", "prompt": [5000]}, {"model": "demo", "prompt": "a", "max_tokens": 4000},
-    {"model": "demo", "prompt": "a", "suffix": "b"}, b"{", b"[" * 5000,
-    {"model": "demo", "prompt": "a", "best_of": 3},
+BAD: tuple[bytes, ...] = (
+    b'{"model": "nobody"}', b'{"model": "demo", "temperature": 9}', b'{"prompt": "a"}', b"{", b"[" * 5000,
+    b'{"model": "demo", "prompt": [5000]}', b'{"model": "demo", "max_tokens": 4000}', b'{"model": "demo", "n": 0}',
 )  # fmt: skip
 
 
 class Soak:
     """The clients, and what has become of their requests."""
 
-    def __init__(self, url: str, port: int) -> None:
-        self.url, self.port, self.counts, self.wrong = url, port, Counter[str](), list[str]()
-        self.known = known_answers()
+    def __init__(self, url: str) -> None:
+        self.url, self.counts, self.wrong, self.known = url, Counter[str](), list[str](), known_answers()
 
     async def client(self, number: int, until: float) -> None:
         chance = random.Random(number)
@@ -62,47 +61,38 @@ class Soak:
                 (kind,) = chance.choices(["good", "streamed", "compared", "bad", "hung_up"], [40, 30, 5, 15, 10])
                 self.counts[kind] += 1
                 try:
-                    await getattr(self, f"_{kind}")(http, chance)
+                    await getattr(self, f"_{kind}")(http, chance, *chance.choice(self.known))
                 except Exception as error:
                     self.wrong.append(f"{kind}: {type(error).__name__}: {error}")
 
-    async def _good(self, http: Any, chance: random.Random) -> None:
-        body, expected = chance.choice(self.known)
+    async def _good(self, http: Any, chance: random.Random, body: dict[str, Any], expected: str) -> None:
         answer = (await http.post("/v1/completions", json=body)).json()
         assert answer["choices"][0]["text"] == expected
 
-    async def _streamed(self, http: Any, chance: random.Random) -> None:
-        body, expected = chance.choice(self.known)
+    async def _streamed(self, http: Any, chance: random.Random, body: dict[str, Any], expected: str) -> None:
         answer = await http.post("/v1/completions", json=body | {"stream": True, "logprobs": 1, "echo": True})
         chunks = [json.loads(part[6:]) for part in answer.text.split("\n\n")[:-2]]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TOKENIZER.decode(body["prompt"]) + expected
 
-    async def _compared(self, http: Any, chance: random.Random) -> None:
+    async def _compared(self, http: Any, *_: Any) -> None:
         body = {"models": list(MODELS), "prompt": "The dog", "max_tokens": 10, "eos_token_id": []}
-        answer = await http.post("/compare", json=body)
-        assert len(answer.text.split("\n\n")) == 22
+        assert len((await http.post("/compare", json=body)).text.split("\n\n")) == 22
 
-    async def _bad(self, http: Any, chance: random.Random) -> None:
-        body = chance.choice(BAD)
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = await http.post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
+    async def _bad(self, http: Any, chance: random.Random, *_: Any) -> None:
+        headers = {"Content-Type": "application/json"}
+        answer = await http.post("/v1/completions", content=chance.choice(BAD), headers=headers)
         assert 400 <= answer.status_code < 500
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
-    async def _hung_up(self, http: Any, chance: random.Random) -> None:
-        body, _ = chance.choice(self.known)
-        data = json.dumps(body | {"max_tokens": 200, "stream": chance.random() < 0.5}).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        await asyncio.sleep(chance.random() * 0.2)
-        writer.close()
+    async def _hung_up(self, http: Any, chance: random.Random, body: dict[str, Any], _: str) -> None:
+        more = {"max_tokens": 200, "stream": chance.random() < 0.5}
+        with contextlib.suppress(httpx.TimeoutException):
+            await http.post("/v1/completions", json=body | more, timeout=0.01 + chance.random() * 0.2)
 
 
 def test_a_soak_of_good_bad_and_vanishing_clients() -> None:
     with live("--norm", "fused", "--norm", "std_eps", "--max-batch", "8") as server:
-        soak = Soak(server.url, server.port)
-        memory: list[float] = []
+        soak, memory = Soak(server.url), list[float]()
 
         async def watch(until: float) -> None:
             while time.monotonic() < until:
