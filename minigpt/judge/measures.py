@@ -6,7 +6,6 @@ T tokens, V vocabulary, C embedding.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Self
 
 import numpy as np
 import torch
@@ -26,13 +25,6 @@ class Distance:
     count: int = 0
     squares: float = 0.0
     true_squares: float = 0.0
-
-    @classmethod
-    def between(cls, value: Tensor, truth: Tensor) -> Self:
-        """Return the distance of two tensors of equal shape."""
-        distance = cls()
-        distance.add(value, truth)
-        return distance
 
     def add(self, value: Tensor, truth: Tensor) -> None:
         """Count a pair of equal shape; an empty one counts nothing."""
@@ -133,11 +125,6 @@ class LogitsMeter:
         mean, error = mean_by_rows([float(column.sum()) for column in columns], [len(column) for column in columns])
         return {key or name: mean, f"{key or name}_se": error}
 
-    def perplexity(self, name: str) -> float:
-        """Return exp of the mean of a column of losses."""
-        losses = self.column(name)
-        return perplexity_of(float(losses.sum()), len(losses))
-
     def distribution(self, text_at: Callable[[int, int], tuple[int, str | None]] | None = None) -> Distribution:
         """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only.
 
@@ -150,6 +137,7 @@ class LogitsMeter:
         window = int(np.argmax(largest))  # the first NaN, if there is one
         row = int(self.columns[window]["kl"].argmax())
         position, text = (row, None) if text_at is None else text_at(window, row)
+        targets = len(self.column("loss"))
         return Distribution(
             tokens=len(kl),
             **self.mean("top1", "top1_agreement"),
@@ -159,8 +147,8 @@ class LogitsMeter:
             **dict(zip(("kl_p90", "kl_p99", "kl_p999"), percentiles, strict=True)),
             kl_max=largest[window],
             worst=WorstPosition(window, position, text),
-            perplexity_reference=self.perplexity("true_loss"),
-            perplexity_candidate=self.perplexity("loss"),
+            perplexity_reference=perplexity_of(float(self.column("true_loss").sum()), targets),
+            perplexity_candidate=perplexity_of(float(self.column("loss").sum()), targets),
             **self.mean("loss_change"),
         )
 

@@ -274,7 +274,8 @@ def _read_exact(truth: Truth, rounded: Rounded) -> None:
     narrow = torch.float64 if truth.dtype == torch.float64 else torch.float32
     for sample, logits in zip(truth.windows, rounded.logits[len(truth.prompts) :], strict=True):
         exact = reference(truth.tensor(sample.ids))[0, sample.compared]
-        truth.window_floors.append(Distance.between(logits, exact))
+        truth.window_floors.append(Distance())
+        truth.window_floors[-1].add(logits, exact)
         errors = (logits.double() - exact).square().mean(-1).sqrt()
         truth.position_noise = max(truth.position_noise, float(errors.max()))
         sample.truth = exact.to(narrow, copy=True)

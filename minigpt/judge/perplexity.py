@@ -1,5 +1,6 @@
 """Perplexity on texts, by windows that overlap so that every token is predicted from a long past."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -172,15 +173,9 @@ def read_windows(
     """Yield each window of a text, and its parts: logits (parts, V) and the tokens (parts,) that they predict."""
     for window in windows_of(len(ids), context, stride, has_bos=bos is not None):
         start, first, end = window
-        inside = ids[start:end] if bos is None else [bos, *ids[start:end]]
-        yield window, _with_targets(read(inside, end - first), ids[first:end])
-
-
-def _with_targets(parts: Iterable[Tensor], targets: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    done = 0
-    for logits in parts:
-        yield logits, torch.tensor(targets[done : done + len(logits)], device=logits.device)
-        done += len(logits)
+        inside, targets = ids[start:end] if bos is None else [bos, *ids[start:end]], iter(ids[first:end])
+        parts = read(inside, end - first)
+        yield window, ((x, torch.tensor([*itertools.islice(targets, len(x))], device=x.device)) for x in parts)
 
 
 def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:

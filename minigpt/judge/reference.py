@@ -70,13 +70,7 @@ class Reference:
     """
 
     def __init__(
-        self,
-        place: Path,
-        *,
-        attention: str,
-        dtype: torch.dtype,
-        device: torch.device,
-        compute: torch.dtype | None = None,
+        self, place: Path, attention: str, dtype: torch.dtype, device: torch.device, compute: torch.dtype | None = None
     ) -> None:
         from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
 

@@ -15,10 +15,10 @@ from torch import nn
 
 from minigpt.files import Lines, hash_json
 from minigpt.judge.candidate import OurCandidate
-from minigpt.judge.measures import Distance, LogitsMeter, noise_ratio
+from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
 from minigpt.norms import name_of
-from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit
+from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
 from minigpt.swap import fit_norms, swap_norms
 from minigpt.swap.fit import original_norm, rows_of_text
 from minigpt.tokenizer import Tokenizer
@@ -31,7 +31,6 @@ class Trial(NamedTuple):
     """The candidate with its norm at some sites, of which ``step.site`` is the last."""
 
     step: RemovalStep
-    tokens: int
     rms_error: float
 
 
@@ -111,8 +110,8 @@ class Search:
             for row in self.lines.rows:
                 if row.pop("search", None) == self.fingerprint:
                     figures: dict[str, Any] = {name: math.nan if x is None else x for name, x in row.items()}
-                    key, tokens, rms_error = (figures.pop(name) for name in ("sites", "tokens", "rms_error"))
-                    self.trials[tuple(key)] = Trial(RemovalStep(**figures), tokens, rms_error)
+                    key, rms_error = figures.pop("sites"), figures.pop("rms_error")
+                    self.trials[tuple(key)] = Trial(RemovalStep(**figures), rms_error)
         self.swap = SiteSwap(candidate)
 
     def __enter__(self) -> Self:
@@ -125,9 +124,8 @@ class Search:
 
     def sensitivity(self) -> list[SiteChange]:
         """Return what each swapped site alone does to the logits, most first."""
-        floor, rows = self.floor, []
-        for site, trial in self._trials({}).items():
-            rows.append(SiteChange(site, trial.rms_error, noise_ratio(trial.rms_error, floor.rms, floor.scale)))
+        floor, errors = self.floor, {site: trial.rms_error for site, trial in self._trials({}).items()}
+        rows = [SiteChange(site, error, noise_ratio(error, floor.rms, floor.scale)) for site, error in errors.items()]
         return sorted(rows, key=lambda row: -row.rms_error)
 
     def removal(self, most_kl: float, say: Callable[[str], None]) -> Removal:
@@ -140,8 +138,8 @@ class Search:
             trials = [trial.step for trial in self._trials(norms).values()]
             steps.append(min(trials, key=lambda step: (math.isnan(step.kl_mean), step.kl_mean)))
             norms = self.swap.with_site(norms, steps[-1].site)
-        start = self._trial({})
-        return Removal(start.step.loss, start.tokens, steps)
+        tokens = sum(sample.counted for sample in self.samples)
+        return Removal(self._trial({}).step.loss, tokens, steps)
 
     def _trials(self, norms: Norms) -> dict[str, Trial]:
         """Try every site that is left beside those that hold ``norms``."""
@@ -160,9 +158,9 @@ class Search:
             step = RemovalStep(
                 site, **meter.mean("kl", "kl_mean"), loss=meter.mean("loss")["loss"], **meter.mean("loss_change")
             )
-            trial = self.trials[key] = Trial(step, len(meter.column("kl")), meter.distance.rms)
+            self.trials[key] = Trial(step, meter.distance.rms)
             if self.lines is not None:
-                figures = dataclasses.asdict(step) | {"tokens": trial.tokens, "rms_error": trial.rms_error}
+                figures = dataclasses.asdict(step) | {"rms_error": meter.distance.rms}
                 self.lines.append({"search": self.fingerprint, "sites": key, **figures})
         return self.trials[key]
 
@@ -170,12 +168,9 @@ class Search:
         """Return what decides the trials: the texts, the recipe or the model's own values, the norms' names."""
         candidate, truth, recipe = self.candidate, self.truth, self.candidate.recipe
         sums = {name: float(x.double().sum()) for name, x in candidate.model.state_dict().items()}
-        decisive = [
-            [sample.ids for sample in self.samples], sums if recipe is None else recipe.fingerprint(),
-            [name_of(norm) for norm in candidate.model.norm_modules().values()], candidate.swapped, truth.source,
-            str(truth.dtype), str(truth.device), truth.attention,
-        ]  # fmt: skip
-        return hash_json(decisive)
+        texts, norms = [sample.ids for sample in self.samples], map(name_of, candidate.model.norm_modules().values())
+        how = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
+        return hash_json([texts, recipe.fingerprint() if recipe else sums, [*norms], candidate.swapped, how])
 
 
 def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:

@@ -109,47 +109,37 @@ class Chart(NamedTuple):
 
 def depth_charts(report: Row) -> list[Chart]:
     """Draw the errors after each block and of each norm's output, both on one scale."""
-    blocks, sites = report.get("blocks", ()), report.get("norm_sites", ())
-    inside = [site for site in sites if re.search(r"\.\d+\.", site["site"])]
-    per_block = len(inside) / len(blocks) if blocks else 2.0
     panels = (
-        ("The residual stream after each block", blocks, "error", 1.0),
-        ("The output of each norm", sites, "propagated_error", 1 / max(1.0, per_block)),
+        ("The residual stream after each block", "block", "error", report.get("blocks", ())),
+        ("The output of each norm", "site", "propagated_error", report.get("norm_sites", ())),
     )
-    errors = [row.get(key) for _, rows, error, _ in panels for row in rows for key in (error, "noise")]
-    scale = LogScale(errors).decades
-    name = f"transformers at {report['dtype']}"
-    return [_chart(title, rows, error, step, name, scale) for title, rows, error, step in panels if rows]
-
-
-def _chart(title: str, rows: Sequence[Row], error: str, step: float, noise: str, scale: LogScale) -> Chart:
-    layers = int(step * len(rows))
-    across = (RIGHT - LEFT) / max(1, step * (len(rows) - 1))
-
-    def right(depth: float) -> float:
-        return round(LEFT + across * depth, 1)
-
-    def down(x: float | None) -> float:
-        return round(FOOT - (FOOT - TOP) * scale.place(x), 1)
-
-    def line(look: str, name: str, key: str) -> Line:
-        return Line(
-            look, name, [(right(step * i), down(row[key])) for i, row in enumerate(rows) if row.get(key) is not None]
-        )
-
-    lines = [line("first", "this model", error), line("noise", noise, "noise")]
+    scale = LogScale(row.get(key) for _, _, error, rows in panels for row in rows for key in (error, "noise")).decades
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
-    return Chart(
-        title,
-        [line for line in lines if line.points],
-        [(right(depth), text) for depth, text in depth_ticks(layers, of_norms=step < 1)],
-        [(down(10.0**power), brief(10.0**power, 1)) for power in powers[:: math.ceil(len(powers) / MOST_TICKS)]],
-    )
+    errors = [10.0**power for power in powers[:: math.ceil(len(powers) / MOST_TICKS)]]
+    charts = []
+    for title, place, error, rows in panels:
+        across = (RIGHT - LEFT) / max(1, len(rows) - 1)
+        lines = []
+        for look, name, key in (
+            ("first", "this model", error),
+            ("noise", f"transformers at {report['dtype']}", "noise"),
+        ):
+            heights = {i: row[key] for i, row in enumerate(rows) if row.get(key) is not None}
+            lines.append(Line(look, name, [(round(LEFT + across * i, 1), _down(scale, x)) for i, x in heights.items()]))
+        depths = [(round(LEFT + across * i, 1), text) for i, text in depth_ticks([row[place] for row in rows])]
+        ticks = [(_down(scale, x), brief(x, 1)) for x in errors]
+        charts.append(Chart(title, [line for line in lines if line.points], depths, ticks))
+    return [chart for chart in charts if chart.lines]
 
 
-def depth_ticks(layers: int, *, of_norms: bool) -> list[tuple[float, str]]:
-    """Place the numbers of the blocks, as many as there is room for, and of norms the last one after them."""
-    every = math.ceil(layers / MOST_TICKS)
-    room = layers - 0.7 * every if of_norms else layers
-    blocks = [(float(i), str(i)) for i in range(0, layers, every) if i <= room]
-    return [*blocks, (float(layers), "ln_f")] if of_norms else blocks
+def _down(scale: LogScale, x: float | None) -> float:
+    return round(FOOT - (FOOT - TOP) * scale.place(x), 1)
+
+
+def depth_ticks(places: Sequence[str]) -> list[tuple[int, str]]:
+    """Number the first place of each block and name those in no block, as many as there is room for, and the last."""
+    names = [match[1] if (match := re.search(r"\.(\d+)", place)) else place for place in places]
+    ticks = [(i, name) for i, name in enumerate(names) if name not in names[:i]]
+    every = math.ceil(len(ticks) / MOST_TICKS) or 1
+    room = 0.7 * every * len(places) / max(1, len(ticks))
+    return [tick for tick in ticks[::every] if ticks[-1][0] - tick[0] >= room] + ticks[-1:]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from checkpoints import reference, saved
 from torch import Tensor, nn
-from transformers import GPT2LMHeadModel
 
 import minigpt
 
@@ -53,34 +52,3 @@ def test_a_block_drifts_from_the_site_on(folder: Path, site: str, drifts: list[i
     assert [block.block for block in blocks] == ["h.0", "h.1"]
     for block, drifted in zip(blocks, drifts, strict=True):
         assert (block.error > 1e-4) if drifted else (block.error < 1e-5)
-
-
-@torch.no_grad()
-def test_the_stream_and_its_noise_as_transformers_gives_them(folder: Path) -> None:
-    how = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
-    truth = GPT2LMHeadModel.from_pretrained(folder, **how | {"attn_implementation": "eager"}).double()
-    hf = GPT2LMHeadModel.from_pretrained(folder, **how)
-    ours = minigpt.from_pretrained(folder, dtype="bfloat16", device="cpu")
-    minigpt.swap_norms(ours, EVERYWHERE)
-    for block in judge(folder, EVERYWHERE, "*", "bfloat16").blocks:
-        true, their = (stream(model, f"transformer.{block.block}") for model in (truth, hf))
-        our = stream(ours, block.block)
-        print(f"{block.block}: error {block.error:.4g}, noise {block.noise:.4g}")
-        assert block.error == pytest.approx(relative(our, true), rel=1e-6)
-        assert block.noise == pytest.approx(relative(their, true), rel=1e-6)
-
-
-def relative(rows: Tensor, truth: Tensor) -> float:
-    return ((rows - truth).norm(dim=-1) / truth.norm(dim=-1)).square().mean().sqrt().item()
-
-
-def stream(model: nn.Module, block: str) -> Tensor:
-    """Everything that a block gives while a model reads both texts, a row a token."""
-    kept: list[Tensor] = []
-    hook = model.get_submodule(block).register_forward_hook(
-        lambda _, args, output: kept.append(output if isinstance(output, Tensor) else output[0])
-    )
-    for ids in (TEXT, [3, 9]):
-        model(torch.tensor([ids]))
-    hook.remove()
-    return torch.cat([output.double()[0] for output in kept])
