@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from minigpt.errors import ConfigError
 from minigpt.files import as_path, read_object
@@ -50,9 +50,6 @@ class Rule(NamedTuple):
     fits: Callable[[Any], bool]
     words: str
 
-    def or_null(self) -> "Rule":
-        return Rule(lambda value: value is None or self.fits(value), f"{self.words}, or null")
-
 
 def ruled(default: Any, rule: Rule) -> Any:
     """Return a field of the config whose values obey a rule."""
@@ -85,7 +82,7 @@ class GPT2Config:
     n_embd: int = ruled(768, SIZE)
     n_layer: int = ruled(12, SIZE)
     n_head: int = ruled(12, SIZE)
-    n_inner: int | None = ruled(None, SIZE.or_null())
+    n_inner: int | None = ruled(None, SIZE)
     activation_function: str = ruled("gelu_new", ACTIVATION)
     resid_pdrop: float = ruled(0.1, SHARE)
     embd_pdrop: float = ruled(0.1, SHARE)
@@ -96,18 +93,19 @@ class GPT2Config:
     scale_attn_by_inverse_layer_idx: bool = ruled(False, FLAG)
     reorder_and_upcast_attn: bool = ruled(False, FLAG)
     tie_word_embeddings: bool = ruled(True, FLAG)
-    bos_token_id: int | None = ruled(50256, ID.or_null())
-    eos_token_id: int | tuple[int, ...] | None = ruled(50256, IDS.or_null())
-    pad_token_id: int | None = ruled(None, ID.or_null())
-    used_vocab_size: int | None = ruled(None, SIZE.or_null())
+    bos_token_id: int | None = ruled(50256, ID)
+    eos_token_id: int | tuple[int, ...] | None = ruled(50256, IDS)
+    pad_token_id: int | None = ruled(None, ID)
+    used_vocab_size: int | None = ruled(None, SIZE)
 
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
         for field in dataclasses.fields(self):
             value, rule = getattr(self, field.name), field.metadata["rule"]
-            if not rule.fits(value):
-                raise ConfigError(f"{field.name} must be {rule.words}, got {value!r:.200}")
+            or_null = type(None) in get_args(field.type)
+            if not (rule.fits(value) or (or_null and value is None)):
+                raise ConfigError(f"{field.name} must be {rule.words}{', or null' * or_null}, got {value!r:.200}")
         for name in ("layer_norm_epsilon", "initializer_range"):
             object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
         if (used := self.used_vocab_size) is not None and used > self.vocab_size:

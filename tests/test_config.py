@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from minigpt import ConfigError, GPT2Config
 from minigpt.config import ACTIVATIONS
 
-FIELDS = {field.name: field.default for field in dataclasses.fields(GPT2Config)}
-
 PRESETS = {
-    "gpt2": (768, 12, 12),
-    "gpt2-medium": (1024, 24, 16),
-    "gpt2-large": (1280, 36, 20),
-    "gpt2-xl": (1600, 48, 25),
+    "gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25),
     "distilgpt2": (768, 6, 12),
-}
+}  # fmt: skip
+SHARES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+FLAGS = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "tie_word_embeddings")
 
 
 @st.composite
@@ -28,7 +25,6 @@ def configs(draw: st.DrawFn) -> GPT2Config:
     """Any config that we accept, its token ids within its vocabulary."""
     n_head, vocab = draw(st.integers(1, 20)), draw(st.integers(1, 100_000))
     token = st.integers(0, vocab - 1)
-    share = st.floats(0, 1)
     return GPT2Config(
         vocab_size=vocab,
         n_positions=draw(st.integers(1, 4096)),
@@ -37,15 +33,10 @@ def configs(draw: st.DrawFn) -> GPT2Config:
         n_head=n_head,
         n_inner=draw(st.none() | st.integers(1, 10_000)),
         activation_function=draw(st.sampled_from(ACTIVATIONS)),
-        resid_pdrop=draw(share),
-        embd_pdrop=draw(share),
-        attn_pdrop=draw(share),
+        **{name: draw(st.floats(0, 1)) for name in SHARES},
         layer_norm_epsilon=draw(st.floats(0, 1)),
         initializer_range=draw(st.floats(0, 10)),
-        scale_attn_weights=draw(st.booleans()),
-        scale_attn_by_inverse_layer_idx=draw(st.booleans()),
-        reorder_and_upcast_attn=draw(st.booleans()),
-        tie_word_embeddings=draw(st.booleans()),
+        **{name: draw(st.booleans()) for name in FLAGS},
         bos_token_id=draw(st.none() | token),
         eos_token_id=draw(st.none() | token | st.lists(token, min_size=1, max_size=3).map(tuple)),
         pad_token_id=draw(st.none() | token),
@@ -137,10 +128,9 @@ BAD = {
     **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), NO_COUNT),
     "n_inner": tuple(value for value in NO_COUNT if value is not None),
     "activation_function": ("gelu_fast", "", None, 3, ["gelu"]),
-    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), NO_SHARE),
+    **dict.fromkeys(SHARES, NO_SHARE),
     **dict.fromkeys(("layer_norm_epsilon", "initializer_range"), NO_AMOUNT),
-    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx"), NO_FLAG),
-    **dict.fromkeys(("reorder_and_upcast_attn", "tie_word_embeddings"), NO_FLAG),
+    **dict.fromkeys(FLAGS, NO_FLAG),
     **dict.fromkeys(("bos_token_id", "pad_token_id"), (*NO_TOKEN, [0])),
     "eos_token_id": (*NO_TOKEN, ["0"], [True], [[0]], {"id": 0}),
     "used_vocab_size": (0, -1, 1.5, "12", True, 50258),

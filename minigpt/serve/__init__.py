@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from minigpt.errors import CheckpointError, ConfigError
+from minigpt.model import GPT2
+from minigpt.norms import name_of
+from minigpt.recipe import Recipe
+from minigpt.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    from minigpt.model import GPT2
-    from minigpt.recipe import Recipe
-    from minigpt.tokenizer import Tokenizer
 
 __all__ = ["app", "open_models"]
 
@@ -19,9 +21,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def app(
-    models: "Mapping[str, GPT2]",
+    models: Mapping[str, GPT2],
     *,
-    tokenizer: "Tokenizer | None" = None,
+    tokenizer: Tokenizer | None = None,
     api_key: str | None = None,
     max_batch: int = 16,
     max_queue: int = 256,
@@ -51,7 +53,6 @@ def app(
         from minigpt.serve.scheduler import Scheduler
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    from minigpt.tokenizer import Tokenizer
 
     if not models:
         raise ConfigError("must hold at least one model", argument="models")
@@ -70,7 +71,7 @@ def app(
     return build_app(endpoints, api_key, allowed_hosts, allowed_origins)
 
 
-def open_models(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenizer]":
+def open_models(recipes: Sequence[Recipe]) -> tuple[dict[str, GPT2], Tokenizer]:
     """Return the models by their ids, and their tokenizer.
 
     The id of the first is the checkpoint's name, that of each further one "name:norm", or "name:norm:sites" where the
@@ -82,8 +83,6 @@ def open_models(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenize
     Raises:
         MiniGPTError: if a model cannot be opened, it has no tokenizer, or two have the same id.
     """
-    from minigpt.norms import name_of
-
     source = recipes[0].source
     name = Path(source).resolve().name if Path(source).exists() else str(source)
     first, tokenizer = recipes[0].open()
@@ -101,14 +100,12 @@ def open_models(recipes: "Sequence[Recipe]") -> "tuple[dict[str, GPT2], Tokenize
     return models, tokenizer
 
 
-def share_weights(first: "GPT2", other: "GPT2") -> None:
+def share_weights(first: GPT2, other: GPT2) -> None:
     """Give ``other`` the modules of ``first`` that are no norms and hold no modules, and the equal Parameters of norms.
 
     Args:
         first, other: models of one checkpoint.
     """
-    import torch
-
     sites = other.norm_modules()
     for name, module in list(other.named_modules()):
         if not (list(module.children()) or any(name == site or name.startswith(f"{site}.") for site in sites)):

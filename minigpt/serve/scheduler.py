@@ -134,6 +134,8 @@ class Scheduler:
         if not self.comparisons or (busy and begun < self._next_comparison):
             return
         comparison = self.comparisons.popleft()
+        if comparison.channel.disconnected:
+            return
         try:
             comparison.step(PROMPT_TOKENS_BESIDE)
         except BaseException as error:  # a norm may raise anything

@@ -68,8 +68,8 @@ def test_a_body_without_end_loses_its_connection(server: Live) -> None:
         connection.request("POST", "/v1/completions", (bytes(2**20) for _ in range(500)), encode_chunked=True)
 
 
-def test_150_connections_that_never_finish_their_heads_are_closed(server: Live) -> None:
-    started = [b"", b"P", HEAD, HEAD + b"X-Slow: "]
+def test_150_connections_that_never_finish_their_requests_are_closed(server: Live) -> None:
+    started = [b"", b"P", HEAD + b"X-Slow: ", HEAD + b"Content-Length: 100\r\n\r\n{"]
     waiting = [connect(server, started[i % 4]) for i in range(100)]
     dripping = [connect(server, HEAD) for _ in range(50)]
     answered = connect(server, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")  # and then a second, slow head
@@ -85,11 +85,6 @@ def test_150_connections_that_never_finish_their_heads_are_closed(server: Live) 
     assert not alive
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert seconds_until_closed([*waiting, *dripping, answered]) < 20
-
-
-def test_bodies_that_never_end_lose_their_connection(server: Live) -> None:
-    connections = [connect(server, HEAD + b"Content-Length: 100\r\n\r\n", b"{") for _ in range(20)]
-    assert seconds_until_closed(connections) < 20
 
 
 @pytest.mark.parametrize("stream", [False, True])
