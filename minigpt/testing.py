@@ -29,11 +29,7 @@ __all__ = ["assert_norm_parity", "assert_parity", "norm_cases"]
 
 
 def assert_norm_parity(
-    norm: NormSpec,
-    *,
-    cases: str | Iterable[str] = "*",
-    device: str | torch.device | None = None,
-    seed: int = 0,
+    norm: NormSpec, *, cases: str | Iterable[str] = "*", device: str | torch.device | None = None, seed: int = 0
 ) -> None:
     """Assert that ``norm`` is a LayerNorm at every dtype, as ``minigpt.conformance.check_norm`` judges it.
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,41 +13,29 @@ import torch.nn.functional as F
 from minigpt.device import product_precision, set_product_precision
 
 
-class ProcessSetting(NamedTuple):
-    """A setting of the process, and how to read and to restore it."""
-
-    name: str
-    read: Callable[[], Any]
-    restore: Callable[[Any], object]
-
-
 def _working_directory() -> str | None:
     with contextlib.suppress(FileNotFoundError):  # it may have been removed
         return os.getcwd()
     return None
 
 
-PROCESS_SETTINGS = (
-    ProcessSetting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ProcessSetting("the default device", torch.get_default_device, torch.set_default_device),
-    ProcessSetting("the number of threads", torch.get_num_threads, torch.set_num_threads),
-    ProcessSetting(
-        "deterministic mode",
+PROCESS_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {  # how to read and to restore each
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the default device": (torch.get_default_device, torch.set_default_device),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic mode": (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
     ),
-    ProcessSetting("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
-    ProcessSetting(
-        "autocast",
+    "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": (
         lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         lambda on: [torch.set_autocast_enabled(*pair) for pair in zip(("cpu", "cuda"), on, strict=True)],
     ),
-    ProcessSetting("the precision of float32 products", product_precision, set_product_precision),
-    ProcessSetting("the working directory", _working_directory, lambda place: place and os.chdir(place)),
-    ProcessSetting(
-        "the seed of PyTorch's random numbers", torch.initial_seed, lambda _: None
-    ),  # restored with their state
-)
+    "the precision of float32 products": (product_precision, set_product_precision),
+    "the working directory": (_working_directory, lambda place: place and os.chdir(place)),
+    "the seed of PyTorch's random numbers": (torch.initial_seed, lambda _: None),  # restored with their state
+}
 
 _on_import: dict[str, tuple[str, ...]] = {}  # what a module changed when it was imported
 
@@ -64,7 +52,7 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
         module: the name of the module that the block imports. ``changed_on_import`` then tells of it later, since a
             module is imported once.
     """
-    settings = [(setting, setting.read()) for setting in PROCESS_SETTINGS]
+    settings = {name: read() for name, (read, _) in PROCESS_SETTINGS.items()}
     functions = dict(vars(F))
     has_cuda = torch.cuda.is_initialized()
     random_numbers = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -77,10 +65,10 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
             if callable(function) and vars(F).get(name) is not function:
                 setattr(F, name, function)
                 changes.append(f"torch.nn.functional.{name}")
-        for setting, value in settings:
-            if setting.read() != value:
-                setting.restore(value)
-                changes.append(setting.name)
+        for name, (read, restore) in PROCESS_SETTINGS.items():
+            if read() != settings[name]:
+                restore(settings[name])
+                changes.append(name)
         random.setstate(random_numbers[0])
         np.random.set_state(random_numbers[1])
         torch.set_rng_state(random_numbers[2])

@@ -9,24 +9,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import (
-    ALL,
-    EXACTLY,
-    OTHER_EPS,
-    Built,
-    Case,
-    Compare,
-    Outcome,
-    Subject,
-    Unsupported,
-    compare,
-)
+from minigpt.conformance.case import ALL, OTHER_EPS, Built, Case, Compare, Outcome, Subject, Unsupported, compare
 from minigpt.conformance.cases import BOUND, Input, gradients
 from minigpt.conformance.truth import far_from_zero, ordinary
 from minigpt.device import HALVES
 from minigpt.errors import NormError
 
 BEHAVIOUR_CASES: list[Case] = []
+EXACTLY = "the numbers must be the same: nothing is rounded"
 BY_ORDER = "that of the same gradient by itself, since rounding may differ from call to call"
 
 
@@ -44,18 +34,14 @@ def case(name: str, reason: str, dtypes: tuple[torch.dtype, ...] = ALL) -> Calla
 def rows_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """The same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded."""
     for width in (64, 768, 1600):
-        norm, x = Input((36, width)).to(subject, dtype)
-        bound = norm.truth(x).bound * (0 if _sums_repeat(x) else 2)
         rows, prompt = (36, width), (2, 18, width)
-        pieces = {
-            "alone": (rows, 1),
-            "among 9": (rows, 9),
-            "in a prompt": (prompt, 18),
-            "in pieces of a prompt": (prompt, 7),
-            "decoded": (prompt, 1),
-        }
+        norm, x = Input(rows).to(subject, dtype)
+        bound = norm.truth(x).bound * (0 if _sums_repeat(x) else 2)
         whole = norm(x.clone()).clone()  # a norm may write its next output over this one
-        for place, (shape, size) in pieces.items():
+        for place, shape, size in (
+            ("alone", rows, 1), ("among 9", rows, 9), ("in a prompt", prompt, 18), ("in pieces of a prompt", prompt, 7),
+            ("decoded", prompt, 1),
+        ):  # fmt: skip
             y = torch.cat([norm(piece.clone()).clone() for piece in x.view(shape).split(size, -2)], -2)
             yield compare(f"width {width}, {place}", y.view(rows), whole, bound)
         yield compare(f"width {width}, in another place", norm(x.flip(0)).flip(0), whole, bound)
@@ -67,10 +53,8 @@ def rows_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 def _sums_repeat(x: Tensor) -> bool:
     """Return True if a row's mean and variance by PyTorch have the same bits alone as among other rows."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return all(
-        torch.equal(torch.cat([statistic(row) for row in x.split(1)]), statistic(x))
-        for statistic in (lambda rows: rows.mean(-1), lambda rows: rows.var(-1, correction=0))
-    )
+    statistics = lambda rows: torch.stack([rows.mean(-1), rows.var(-1, correction=0)])  # noqa: E731
+    return torch.equal(torch.cat([statistics(row) for row in x.split(1)], 1), statistics(x))
 
 
 @case("input left as it was", EXACTLY)
@@ -106,8 +90,7 @@ def repeated(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 @case("same input, same output, in training", EXACTLY)
 def repeated_in_training(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """A second call in training repeats the first."""
-    norm, x = Input((12, 768)).to(subject, dtype)
-    norm.module.train()
+    norm, x = Input((12, 768)).in_training(subject, dtype)
     first = norm(x.clone()).clone()
     yield compare("the second call", norm(x.clone()), first, 0)
 
@@ -143,8 +126,7 @@ def many_calls(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 def incoming_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """The backward pass does not change the gradient that it gets."""
     for shape in ((12, 64), (2, 6, 64), (1, 1, 64), (2, 3, 2, 64)):
-        norm, x = Input(shape).to(subject, dtype)
-        norm.module.train()
+        norm, x = Input(shape).in_training(subject, dtype)
         dy = subject.rows(*shape, dtype=dtype)
         before = dy.clone()
         gradients(norm, norm, x, dy)
@@ -154,30 +136,28 @@ def incoming_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 @case("backward after another call", BY_ORDER)
 def overlapping(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """A backward pass after another forward pass has the gradients of its own call."""
-    yield from _order_of_passes(subject, dtype, lambda norm: norm(subject.rows(12, 64, dtype=dtype).requires_grad_()))
+    other = subject.rows(12, 64, dtype=dtype).requires_grad_()
+    yield _second_pass(subject, dtype, lambda norm, y, leaf, dy: norm(other))
 
 
 @case("backward twice", BY_ORDER)
 def backward_twice(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """A backward pass that is repeated has the same gradients again."""
-    yield from _order_of_passes(subject, dtype, None)
+    again = lambda norm, y, leaf, dy: torch.autograd.grad(y, leaf, dy.clone(), retain_graph=True)  # noqa: E731
+    yield _second_pass(subject, dtype, again)
 
 
 @torch.enable_grad()
-def _order_of_passes(
-    subject: Subject, dtype: torch.dtype, between: Callable[[Built], object] | None
-) -> Iterator[Outcome]:
-    norm, x = Input((12, 64)).to(subject, dtype)
-    norm.module.train()
+def _second_pass(
+    subject: Subject, dtype: torch.dtype, first: Callable[[Built, Tensor, Tensor, Tensor], object]
+) -> Outcome:
+    norm, x = Input((12, 64)).in_training(subject, dtype)
     dy, leaf = subject.rows(12, 64, dtype=dtype), x.clone().requires_grad_()
     alone, bound = gradients(norm, norm, x, dy.clone())["input"], norm.gradient_truth(x, dy)["input"].bound
     y = norm(leaf)
-    if between is None:
-        torch.autograd.grad(y, leaf, dy.clone(), retain_graph=True)
-    else:
-        between(norm)
+    first(norm, y, leaf, dy)
     (gradient,) = torch.autograd.grad(y, leaf, dy.clone())
-    yield _repeats("the gradient of the input", gradient, alone, bound)
+    return _repeats("the gradient of the input", gradient, alone, bound)
 
 
 def _repeats(what: str, value: Tensor, first: Tensor, bound: Tensor) -> Outcome:

@@ -11,16 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from minigpt import norms
-from minigpt.conformance.truth import (
-    ORDINARY,
-    PERIOD,
-    RowKind,
-    Truth,
-    Weights,
-    gradient_truth,
-    ordinary_weights,
-    truth,
-)
+from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, Truth, Weights, gradient_truth, truth
 from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
@@ -30,7 +21,6 @@ from minigpt.report.numerals import brief
 
 EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
 NEEDED = (64, 768, 1024, 1280, 1600)  # widths of GPT-2s; a norm may refuse others
-EXACTLY = "the numbers must be the same: nothing is rounded"
 ALL = tuple(DTYPES.values())
 
 
@@ -215,7 +205,7 @@ class Subject:
 
     def drawing_for(self, purpose: str) -> "Subject":
         """Return the same norm with random numbers for this purpose."""
-        return dataclasses.replace(self, purpose=purpose)
+        return Subject(self.norm, self.device, self.seed, purpose)
 
     def candidate(
         self,
@@ -224,7 +214,7 @@ class Subject:
         *,
         eps: float = EPS,
         bias: bool = True,
-        weights: Callable[[int, Generator], Weights] = ordinary_weights,
+        weights: Callable[[int, Generator], Weights] = ORDINARY.weights,
     ) -> Built:
         """Build the norm over ``width`` with ``weights(width, generator)``, rounded to ``dtype``.
 
@@ -317,6 +307,11 @@ class CaseResult:
         dtype = next(name for name, outcome in self.outcomes.items() if outcome is worst)
         where = ", ".join(filter(None, (dtype * (len(self.outcomes) > 1), worst.note)))
         return f"worst at {where}" if worst.error and where else ""
+
+    def beside(self, dtypes: set[str]) -> "CaseResult":
+        """Return the result without those at ``dtypes``."""
+        rest = {dtype: outcome for dtype, outcome in self.outcomes.items() if dtype not in dtypes}
+        return dataclasses.replace(self, outcomes=rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""

@@ -56,6 +56,12 @@ class Input(NamedTuple):
         x = subject.rows(*self.shape, dtype=dtype, kind=self.kind)
         return subject.candidate(self.shape[-1], dtype, weights=self.kind.weights), self.lay_input(x)
 
+    def in_training(self, subject: Subject, dtype: torch.dtype) -> tuple[Built, Tensor]:
+        """Return the norm in training mode and its input."""
+        norm, x = self.to(subject, dtype)
+        norm.module.train()
+        return norm, x
+
 
 def values(inputs: list[Input], subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """Compare the norm of each input with float64."""
@@ -97,19 +103,20 @@ OF_NAN = "a row that holds one is not finite, as with layer_norm"
 SAME_BITS = "the other rows must have the same bits as without it"
 
 
-def sizes() -> dict[str, Input]:
+def sizes() -> dict[str, list[Input]]:
     """Return inputs with each size of ``SIZES`` as the number of rows, of texts and of tokens."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    inputs = {}
     for size in SIZES:
-        other, width = (2, 64) if size < 2000 else (1, 64)
-        shapes |= {f"{size:,} rows": (size, width), f"batch of {size:,}": (size, other, width)}
-        shapes[f"sequence of {size:,}"] = (other, size, width)
-    return {name: Input(shape) for name, shape in shapes.items()}
+        other = 2 if size < 2000 else 1
+        inputs[f"{size:,} rows"] = [Input((size, 64))]
+        inputs[f"batch of {size:,}"] = [Input((size, other, 64))]
+        inputs[f"sequence of {size:,}"] = [Input((other, size, 64))]
+    return inputs
 
 
 TABLES = {  # group -> what it tests, and the inputs by the case's name
     "widths": ("rows of this width", {f"width {n}": [Input((33 if n < 1100 else 7, n))] for n in WIDTHS}),
-    "sizes": ("many rows, texts or tokens", {name: [one] for name, one in sizes().items()}),
+    "sizes": ("many rows, texts or tokens", sizes()),
     "layouts": (
         "the shape and the strides of the input",
         {f"{name} input": [Input(shape)] for name, shape in SHAPES.items()}
@@ -134,8 +141,7 @@ VALUE_CASES = [
 
 def of_gradients(one: Input, subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """Compare the norm's gradients with float64. In half precision, twice PyTorch's own error in a row is allowed."""
-    norm, x = one.to(subject, dtype)
-    norm.module.train()
+    norm, x = one.in_training(subject, dtype)
     dy = one.lay_gradient(subject.rows(*one.shape, dtype=dtype))
     truth = norm.gradient_truth(x, dy)
     by_pytorch = gradients(norm, norm.by_pytorch, x, dy) if dtype in HALVES else {}

@@ -9,8 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.func import functional_call
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import EPS, Case, CaseResult, Subject
@@ -52,24 +50,24 @@ class ConformanceReport:
     @cached_property
     def dtypes(self) -> dict[str, bool]:
         """Whether the norm is a LayerNorm at each dtype. A dtype that no case judged is absent."""
-        outcomes = {dtype: [case.dtypes[dtype] for case in self.cases if dtype in case.dtypes] for dtype in DTYPES}
-        return {dtype: all(passed) for dtype, passed in outcomes.items() if passed}
+        return {dtype: all(passed) for dtype in DTYPES if (passed := self._passed(dtype))}
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
         """The verdict at each dtype in words."""
-        words = {}
-        for dtype in DTYPES:
-            outcomes = [case.dtypes[dtype] for case in self.cases if dtype in case.dtypes]
-            failed, total = outcomes.count(False), len(outcomes)
-            if not outcomes:
-                reasons = (case.refused[dtype] for case in self.cases if dtype in case.refused)
-                words[dtype] = f"not judged: {next(reasons, 'no case was asked at it')}"
-            elif failed:
-                words[dtype] = f"not a LayerNorm: {failed} of {total} cases fail"
-            else:
-                words[dtype] = f"a LayerNorm: {total} of {total} cases pass"
-        return words
+        return {dtype: self._verdict(dtype) for dtype in DTYPES}
+
+    def _passed(self, dtype: str) -> list[bool]:
+        return [case.dtypes[dtype] for case in self.cases if dtype in case.dtypes]
+
+    def _verdict(self, dtype: str) -> str:
+        passed = self._passed(dtype)
+        if not passed:
+            reasons = (case.refused[dtype] for case in self.cases if dtype in case.refused)
+            return f"not judged: {next(reasons, 'no case was asked at it')}"
+        if failed := passed.count(False):
+            return f"not a LayerNorm: {failed} of {len(passed)} cases fail"
+        return f"a LayerNorm: {len(passed)} of {len(passed)} cases pass"
 
     @cached_property
     def failures(self) -> list[CaseResult]:
@@ -79,11 +77,12 @@ class ConformanceReport:
     @property
     def diagnoses(self) -> list[str]:
         """The mistakes in words, most important first."""
-        return [str(mistake) for mistake in self.mistakes]
+        return [mistake.sentence for mistake in self.mistakes]
 
     def diagnoses_at(self, dtype: str) -> list[str]:
         """Return the diagnoses, those of ``dtype`` before those of other dtypes."""
-        return [str(mistake) for mistake in sorted(self.mistakes, key=lambda mistake: not mistake.is_about(dtype))]
+        is_of_others = lambda mistake: bool(mistake.dtypes) and dtype not in mistake.dtypes  # noqa: E731
+        return [mistake.sentence for mistake in sorted(self.mistakes, key=is_of_others)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types; a number that is not finite is null."""
@@ -132,33 +131,26 @@ def check_norm(
     chosen = _matching(cases)
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    subject = Subject(norm, device, seed=seed)
+    subject = Subject(norm, device, secrets.randbelow(2**31) if seed is None else seed)
     unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
     results: list[CaseResult] = []
-    mistakes: list[Diagnosis] = []
-    changes: list[str] = []
-    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings():
+    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings(), watched() as changes:
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
-        with watched() as changed:
-            candidate = subject.candidate()
-            candidate(subject.put(torch.ones(4, 64)))
-        changes += changed
+        candidate = subject.candidate()
+        candidate(subject.put(torch.ones(4, 64)))
         for group in groups:
             begin(f"checking {group}")
-            with watched() as changed:
-                results += [case.run(subject) for case in chosen if case.group == group]
-            changes += changed
-        if not all(result.passed for result in results):
+            results += [case.run(subject) for case in chosen if case.group == group]
+        remarks = [*notes(candidate.module), *refusals(results)]
+        if all(result.passed for result in results):
+            mistakes = []
+            remarks += second_derivatives(subject)
+        else:
             begin("looking for what is wrong")
             mistakes = diagnoses(subject, results)
-        remarks = [*notes(candidate.module), *refusals(results)]
-        if not mistakes:
-            with watched():  # its own random numbers too are put back
-                remarks += second_derivatives(subject)
     require_on(norm, device)
-    remarks += [f"it changes the process: {', '.join(dict.fromkeys(changes))}"] * bool(changes)
-    return ConformanceReport(subject.name, str(device), EPS, seed, software(), remarks, results, mistakes)
+    remarks += [f"it changes the process: {', '.join(changes)}"] * bool(changes)
+    return ConformanceReport(subject.name, str(device), EPS, subject.seed, software(), remarks, results, mistakes)
 
 
 def second_derivatives(subject: Subject) -> list[str]:
@@ -166,12 +158,8 @@ def second_derivatives(subject: Subject) -> list[str]:
     try:
         norm = subject.drawing_for("second derivatives").candidate(width=6, dtype=torch.float64).module.cpu()
         x = torch.linspace(-1, 1, 18, dtype=torch.float64).view(3, 6).sin().requires_grad_()
-        parameters = dict(norm.named_parameters())
-
-        def call(x: Tensor, *values: Tensor) -> Tensor:
-            return functional_call(norm, dict(zip(parameters, values, strict=True)), (x,))
-
-        right = torch.autograd.gradgradcheck(call, (x, *parameters.values()), raise_exception=False)
+        leaves = (x, *norm.parameters())
+        right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False)
     except RAISED:
         return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
     return [] if right else ["its second derivatives are wrong in float64; training needs only first ones"]

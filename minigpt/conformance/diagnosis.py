@@ -6,64 +6,21 @@ probes, the diagnosis says at which. If nothing fits, it says which inputs are r
 
 import contextlib
 import dataclasses
-import enum
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import CaseResult, Subject, pattern_of
+from minigpt.conformance.case import EPS, CaseResult, Subject, pattern_of
 from minigpt.conformance.cases import gradients
-from minigpt.conformance.mistakes import (
-    BACKWARD,
-    CALLS,
-    INPUTS,
-    NUMBERS,
-    SUMS,
-    SYMPTOMS,
-    TABLES,
-    UNSTEADY,
-    deviation_of,
-    formula,
-    slope,
-    true_norm,
-)
+from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES, deviation_of, formula, slope, true_norm
 from minigpt.conformance.truth import ORDINARY, PRECISIONS, PRUNED, ROW_KINDS, normal, ordinary
 from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.errors import RAISED
-
-
-class Kind(enum.Enum):
-    """What a diagnosis rests on."""
-
-    UNSTEADY = "the same call has several results, so there is no formula"
-    CALLS = "a call has an effect beside its result"
-    FORMULA = "another formula gives the same numbers"
-    PRECISION = "the formula is right, and rounding is not"
-    SYMPTOM = "a property of the numbers"
-    PATTERN = "which inputs are right, and which are wrong"
-    ERROR = "the norm raises"
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """A sentence that names a mistake, and the names of the dtypes that show it; none if all do."""
-
-    kind: Kind
-    sentence: str
-    dtypes: frozenset[str] = frozenset()
-
-    def is_about(self, dtype: str) -> bool:
-        """Return True if the mistake shows at ``dtype``."""
-        return not self.dtypes or dtype in self.dtypes
-
-    def __str__(self) -> str:
-        return self.sentence
-
 
 FEW, MOST = 6, 3  # items that are listed, and patterns
 FAR = 100  # times the bound is no accident
@@ -73,123 +30,164 @@ ONE_ROUNDING = 0.58  # RMS of one rounding's error over u, for errors spread eve
 PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)}
 BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 
+# The cases that show a mistake
+UNSTEADY = {
+    "same input, same output": "it answers differently from call to call",
+    "same input, same output, in training": "it answers differently from call to call, in training",
+    "calls are independent": "it computes with what an earlier call of this shape left",
+}
+CALLS = {
+    "input left as it was": "it modifies its input",
+    "output left as it was": "its next call writes over its output",
+    "weights that change": "it keeps its weights: it computes with them after they have changed",
+    "many calls": "it is right for the first calls, and wrong later",
+    "incoming gradient left as it was": "its backward pass changes the incoming gradient",
+    "backward after another call": "its backward pass uses what a later call left",
+    "backward twice": "its backward pass is right once, and wrong when it is repeated",
+}
+# Regular expressions for names of cases; what stands in parentheses is shown
+NUMBERS = {
+    "width ([0-9,]+)": "widths",
+    "([0-9,]+) rows": "numbers of rows",
+    "batch of ([0-9,]+)": "batch sizes",
+    "sequence of ([0-9,]+)": "sequence lengths",
+}
+INPUTS = {
+    "(.+) input": "wrong only for {} input",
+    "non-contiguous: (.+)": "wrong only for non-contiguous input: {}",
+    **{re.escape(kind.name): f"wrong only for {kind.name}" for kind in ROW_KINDS[1:]},
+    "infinity and NaN": "wrong only where a row holds an infinity or a NaN",
+    "any mode": "its values depend on training mode, or on whether gradients are kept",
+    "rows are independent of the batch": "a row depends on its batch",
+}
+SYMPTOMS: list[dict[str, str]] = [  # most mistakes of one table fail the cases of the next, so the first one counts
+    {"mean far from 0": "wrong only for mean far from 0, where a difference of squares, E[x^2] - E[x]^2, cancels"},
+    INPUTS,
+    {
+        "no bias": "wrong only without a bias",
+        "autocast": "wrong only under autocast",
+        "another eps": f"wrong with another eps than {EPS:g}, as if the argument were ignored",
+        "compiled .+": "it differs under torch.compile",
+    },
+    {"bias and slope": "its errors have a bias, or its rows are too long or too short"},
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """A sentence that names a mistake, and the names of the dtypes that show it; none if all do."""
+
+    sentence: str
+    dtypes: frozenset[str] = frozenset()
+
 
 # --- From the cases to the diagnoses ---
 
 Results = Sequence[CaseResult]
-Located = list[tuple[str, Results]]  # a sentence, and the cases that show it
+Mistakes = list[tuple[str, set[str]]]  # a sentence, and the names of the dtypes that show it; none for all
 
 
 def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
     """Return what is wrong with a norm that failed some of these cases, most important first; at least one."""
+    judged = set[str]().union(*(case.dtypes for case in results))
+    diagnoses = []
+    for sentence, dtypes in mistakes_of(subject, results):
+        if not dtypes or dtypes == judged:
+            diagnoses.append(Diagnosis(sentence))
+            continue
+        *first, last = sorted(dtypes)
+        at = f"{', '.join(first)} and {last}" if first else last
+        diagnoses.append(Diagnosis(sentence if at in sentence else f"{sentence}, at {at}", frozenset(dtypes)))
+    return diagnoses
+
+
+def mistakes_of(subject: Subject, results: Results) -> Mistakes:
+    """Return the mistakes of a norm: of its calls, its outputs and its gradients, and what it raises."""
     wrong = {case.name: case for case in results if case.wrong_at}
-    if unsteady := _of_names(UNSTEADY, wrong, results):
-        return [dataclasses.replace(one, kind=Kind.UNSTEADY) for one in unsteady[:1]]
-    mistakes = _of_names(CALLS, wrong, results)
+    for name in UNSTEADY:
+        if name in wrong:
+            return [(UNSTEADY[name], wrong[name].wrong_at)]  # it has no formula
+    mistakes = [(CALLS[name], wrong[name].wrong_at) for name in CALLS if name in wrong]
     rest = [case for case in wrong.values() if case.name not in CALLS]
     ordinary_at = wrong[ORDINARY.name].wrong_at if ORDINARY.name in wrong else set[str]()
     if "float32" in ordinary_at:
         mistakes += of_outputs(subject, "float32", rest, results)
     else:
-        others = [case for case in rest if case.wrong_at - ordinary_at]
-        mistakes += of_some_inputs(subject, others, results, ordinary_at) if others and not mistakes else []
+        others = [case for case in (case.beside(ordinary_at) for case in rest) if case.wrong_at]
+        mistakes += of_some_inputs(subject, others, results) if others and not mistakes else []
         for dtype in (dtype for dtype in DTYPES if dtype in ordinary_at):
             mistakes += of_outputs(subject, dtype, rest, results)
-    raised = [case for case in results if case.raised_at and not (mistakes and case.group in ("gradients", "compile"))]
-    mistakes += [
-        _diagnosis(Kind.ERROR, next(iter(case.raised_at.values())), case.raised_at, results) for case in raised[:1]
-    ]
-    return mistakes or [Diagnosis(Kind.PATTERN, f"{UNKNOWN}: the first case that fails is {str(rest[0])[5:]}")]
+    for case in results:
+        if case.raised_at and not (mistakes and case.group in ("gradients", "compile")):
+            return [*mistakes, (next(iter(case.raised_at.values())), {*case.raised_at})]
+    return mistakes or [(f"{UNKNOWN}: the first case that fails is {str(rest[0])[5:]}", set())]
 
 
-def of_some_inputs(subject: Subject, failed: Results, results: Results, explained: Iterable[str]) -> list[Diagnosis]:
-    """Return what is wrong with a norm whose ordinary rows are right: gradients, a formula, or some inputs.
-
-    Args:
-        explained: dtypes that other diagnoses are about.
-    """
-    values = [case for case in failed if case.group not in ("gradients", "compile")]
-    if not values and (mistakes := of_gradients(subject, failed, results, explained)):
-        return mistakes
-    at = set[str]().union(*(case.wrong_at for case in failed)) - {*explained}
-    dtype = DTYPES[next(dtype for dtype in DTYPES if dtype in at)]
-    with contextlib.suppress(*RAISED):
-        if sentences := agreed(subject, dtype):
-            return [_diagnosis(Kind.FORMULA, sentence, at, results) for sentence in sentences]
-    return [_of_cases(*one, results, explained) for one in patterns(values or failed, results)]
-
-
-def _of_names(table: Mapping[str, str], wrong: Mapping[str, CaseResult], results: Results) -> list[Diagnosis]:
-    names = [name for name in table if name in wrong]
-    return [_diagnosis(Kind.CALLS, table[name], wrong[name].wrong_at, results) for name in names]
-
-
-def _of_cases(sentence: str, cases: Results, results: Results, explained: Iterable[str] = ()) -> Diagnosis:
-    """Return a diagnosis that these cases show, with the place that is wrong in their tensors."""
+def of_cases(sentence: str, cases: Results) -> tuple[str, set[str]]:
+    """Return a mistake that these cases show, with the place that is wrong in their tensors."""
     place = next((case.worst.place for case in reversed(cases) if case.worst.place), "")
-    dtypes = set[str]().union(*(case.wrong_at for case in cases)) - {*explained}
-    return _diagnosis(Kind.PATTERN, f"{sentence} ({place})" if place else sentence, dtypes, results)
+    return f"{sentence} ({place})" if place else sentence, wrong_at(cases)
 
 
-def _diagnosis(kind: Kind, sentence: str, dtypes: Iterable[str], results: Results) -> Diagnosis:
-    """Return a diagnosis. Its sentence names the dtypes if the norm was judged at others too."""
-    dtypes = frozenset(dtypes)
-    if not dtypes or dtypes == set[str]().union(*(case.dtypes for case in results)):
-        return Diagnosis(kind, sentence)
-    names = sorted(dtypes)
-    at = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    is_told = kind is Kind.ERROR or at in sentence
-    return Diagnosis(kind, sentence if is_told else f"{sentence}, at {at}", dtypes)
+def wrong_at(cases: Results) -> set[str]:
+    """Return the names of the dtypes at which some of these cases have wrong numbers."""
+    return set[str]().union(*(case.wrong_at for case in cases))
 
 
-def patterns(failed: Results, results: Results) -> Located:
-    """Return which inputs are wrong, by the first table of ``SYMPTOMS`` that has some of these cases."""
+def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mistakes:
+    """Return what is wrong with a norm whose ordinary rows are right: gradients, a formula, or some inputs."""
+    values = [case for case in failed if case.group not in ("gradients", "compile")]
+    if not values and (mistakes := of_gradients(subject, failed, results)):
+        return mistakes
+    at = wrong_at(failed)
+    with contextlib.suppress(*RAISED):
+        if sentences := agreed(subject, _first(at)):
+            return [(sentence, at) for sentence in sentences]
+    failed = values or failed
     kinds = {case.name for case in failed} & {kind.name for kind in ROW_KINDS}
     for table in SYMPTOMS[len(kinds) > 1 :]:  # a mean far from 0 alone has a name
-        located = of_numbers(failed, results) if table is INPUTS else []
+        mistakes = of_numbers(failed, results) if table is INPUTS else []
         for pattern, sentence in table.items():
-            before, _, after = pattern.partition("*")
-            cases = [case for case in failed if fnmatchcase(case.name, pattern)]
-            items = (case.name.removeprefix(before).removesuffix(after) for case in cases)
-            located += [(sentence.format(", ".join(items)), cases)] if cases else []
-        if located:
-            return located[:MOST]
+            matches = {match: case for case in failed if (match := re.fullmatch(pattern, case.name))}
+            items = ", ".join("".join(match.groups()) for match in matches)
+            mistakes += [of_cases(sentence.format(items), [*matches.values()])] if matches else []
+        if mistakes:
+            return mistakes[:MOST]
     return []
 
 
-def of_numbers(failed: Results, results: Results, *, prefix: str = "", least: float = 0.0) -> Located:
+def _first(dtypes: set[str]) -> torch.dtype:
+    return next(dtype for name, dtype in DTYPES.items() if name in dtypes)
+
+
+def of_numbers(failed: Results, results: Results, *, before: str = "", least: float = 0.0) -> Mistakes:
     """Return at which widths and sizes a norm is wrong, and a rule for them.
 
     Args:
-        prefix: of the names of the cases: "gradients, ".
+        before: how the names of the cases begin: "gradients, ".
         least: the share of numbers that must be right, so that the rule is no accident.
     """
-    located: Located = []
+    mistakes: Mistakes = []
     for pattern, noun in NUMBERS.items():
-        wrong, every = (_by_number(prefix, pattern, cases) for cases in (failed, results))
+        wrong, every = (
+            {
+                int(match[1].replace(",", "")): case
+                for case in cases
+                if (match := re.fullmatch(before + pattern, case.name))
+            }
+            for cases in (failed, results)
+        )
         right = every.keys() - wrong.keys()
-        if wrong and len(right) >= least * len(every):
-            rule = rule_of(sorted(wrong), sorted(right))
-            located += [(f"wrong only at {noun} {rule}", [*wrong.values()])] if rule else []
-    return located
-
-
-def _by_number(prefix: str, pattern: str, cases: Iterable[CaseResult]) -> dict[int, CaseResult]:
-    before, after = pattern.replace("[0-9]", "").split("*")
-    return {
-        int(case.name.removeprefix(prefix + before).removesuffix(after).replace(",", "")): case
-        for case in cases
-        if fnmatchcase(case.name, prefix + pattern)
-    }
+        if wrong and len(right) >= least * len(every) and (rule := rule_of(sorted(wrong), sorted(right))):
+            mistakes.append(of_cases(f"wrong only at {noun} {rule}", [*wrong.values()]))
+    return mistakes
 
 
 def rule_of(wrong: Sequence[int], right: Sequence[int]) -> str:
     """Return a rule that tells the wrong numbers from the right ones; else the few that are wrong, or ""."""
-    if not right:
-        return _listed(wrong) if len(wrong) <= FEW else ""
-    if wrong[0] > right[-1]:
+    if right and wrong[0] > right[-1]:
         return f"from {wrong[0]:,} on, right to {right[-1]:,}"
-    if wrong[-1] < right[0]:
+    if right and wrong[-1] < right[0]:
         return f"to {wrong[-1]:,}, right from {right[0]:,} on"
     rules: dict[str, Callable[[int], bool]] = {"that are no power of two": lambda n: n.bit_count() > 1}
     for k in (2**power for power in range(10, 0, -1)):
@@ -211,36 +209,32 @@ def _listed(numbers: Sequence[int]) -> str:
 # --- Outputs ---
 
 
-def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -> list[Diagnosis]:
+def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -> Mistakes:
     """Return what is wrong with a norm whose ordinary rows are wrong at the dtype of this name."""
     dtype, subject = DTYPES[name], subject.drawing_for("diagnosis")
-    here = [case for case in failed if name in case.wrong_at]
     at = {name} if name != "float32" else set[str]()
+    here = [case for case in failed if name in case.wrong_at]
     shown = [case for case in here if case.name == ORDINARY.name]
-    worst, kind, sentences = shown[0].worst, Kind.FORMULA, list[str]()
+    worst, sentences = shown[0].worst, list[str]()
     with contextlib.suppress(*RAISED):
-        sentences = agreed(subject, dtype)
-        if not sentences:
-            kind, sentences = Kind.PRECISION, precision(subject, dtype)
+        sentences = agreed(subject, dtype) or precision(subject, dtype)
         if not sentences and worst.place and worst.ratio > FAR:
-            return [_of_cases("some rows or columns are wrong", shown, results)]
-        if not sentences:
-            kind, sentences = Kind.SYMPTOM, structure(subject, dtype)
-        if not sentences and (some := _of_some_inputs(here, [case for case in results if name in case.dtypes])):
-            return [_of_cases(*one, results) for one in some]
-        if not sentences:
-            kind, sentences = Kind.SYMPTOM, symptoms(subject, dtype)
+            return [of_cases("some rows or columns are wrong", shown)]
+        sentences = sentences or structure(subject, dtype)
+        if not sentences and (some := _of_ranks_and_sizes(here, [case for case in results if name in case.dtypes])):
+            return some
+        sentences = sentences or symptoms(subject, dtype)
     if not sentences:
         place = f", {worst.place}" if worst.place else ""
-        kind, sentences = Kind.PATTERN, [f"{UNKNOWN}: its values are off by {worst.error:.2g}, {worst.note}{place}"]
-    return [_diagnosis(kind, sentence, at, results) for sentence in sentences]
+        sentences = [f"{UNKNOWN}: its values are off by {worst.error:.2g}, {worst.note}{place}"]
+    return [(sentence, at) for sentence in sentences]
 
 
-def _of_some_inputs(failed: Results, results: Results) -> Located:
+def _of_ranks_and_sizes(failed: Results, results: Results) -> Mistakes:
     """Return at which widths, sizes or ranks a norm is wrong, if it is right at a quarter of them at least."""
-    ranks, judged = ([case for case in cases if fnmatchcase(case.name, "?-D input")] for cases in (failed, results))
+    ranks, judged = ([case for case in cases if re.fullmatch(".-D input", case.name)] for cases in (failed, results))
     names = ", ".join(case.name.removesuffix(" input") for case in ranks)
-    some = [(f"wrong only for {names} input", ranks)] if 0 < len(ranks) < len(judged) else []
+    some = [of_cases(f"wrong only for {names} input", ranks)] if 0 < len(ranks) < len(judged) else []
     return [*some, *of_numbers(failed, results, least=0.25)]
 
 
@@ -266,8 +260,7 @@ def ask(
 ) -> Tensor:  # fmt: skip
     """Return the norm of ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors."""
     blank = torch.ones(x.shape[-1], dtype=torch.float64)
-    weights = blank * scale, blank * shift
-    norm = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: weights)
+    norm = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: (blank * scale, blank * shift))
     return norm(subject.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
 
 
@@ -279,18 +272,18 @@ def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]
     y = ask(subject, x, scale, shift, dtype)
     x, y = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, y))  # (B, T, C)
     limit = LIMIT + 2 * PRECISIONS[dtype].result
-    return best(((names, distance(y, formula(x, scale, shift, parts))) for names, parts in with_few(TABLES, 2)), limit)
+    return best(((names, distance(y, formula(x, scale, shift, parts))) for names, parts in with_few(TABLES)), limit)
 
 
-def with_few(tables: Sequence[Mapping[str, Any]], most: int) -> list[tuple[list[str], list[Any]]]:
+def with_few(tables: Sequence[Mapping[str, Any]], most: int = 2) -> list[tuple[list[str], list[Any]]]:
     """Return the choices of one part of each table with at most ``most`` mistakes, those with the fewest first."""
-    chosen = []
+    choices = []
     for mistakes in range(most + 1):
         for wrong in itertools.combinations(range(len(tables)), mistakes):
             parts = [[*table.items()][1:] if at in wrong else [("", table[""])] for at, table in enumerate(tables)]
-            chosen += [([name for name, _ in pick if name], [part for _, part in pick])
-                       for pick in itertools.product(*parts)]  # fmt: skip
-    return chosen
+            for choice in itertools.product(*parts):
+                choices.append(([name for name, _ in choice if name], [part for _, part in choice]))
+    return choices
 
 
 def best(formulas: Iterable[tuple[list[str], float]], limit: float) -> list[str] | None:
@@ -347,57 +340,54 @@ def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
 
 
 def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:
-    """Return properties of the outputs of a norm that is wrong for all inputs, and that no formula explains."""
-    x = normal(subject.generator, 8, 64)
+    """Return a property of the outputs of a norm that is wrong for all inputs, and that no formula explains."""
+    x, is_single = normal(subject.generator, 8, 64), dtype == torch.float32
     y = ask(subject, x, dtype=dtype)
     drift = (ask(subject, x + 2, dtype=dtype) - y).mean(-1)  # what is left of a mean moves all values to one side
-    if drift.mean().abs() > max(1e-4, 2 * drift.std().item()):
-        return ["the mean is not subtracted, or not whole: a shift of the row changes the result"]
-    if distance(ask(subject, 4 * x, dtype=dtype), y) > 0.05:
-        return ["it does not divide by the row's own deviation: four times the row gives another result"]
-    if dtype == torch.float32 and shift_rounding(subject, dtype) >= 2**-14:  # one rounding leaves 2^-11 in float16
-        return ["statistics are kept in half precision, or in as few bits"]
-    is_affine = distance(ask(subject, x, 2.0, 3.0, dtype), 2 * y + 3) <= 1e-3 + 4 * PRECISIONS[dtype].result
-    return ["scale and shift are applied otherwise than in row * scale + shift"] * (not is_affine)
+    scaled = distance(ask(subject, x, 2.0, 3.0, dtype), 2 * y + 3)
+    shows = {
+        "the mean is not subtracted, or not whole: a shift of the row changes the result":
+            drift.mean().abs() > max(1e-4, 2 * drift.std().item()),
+        "it does not divide by the row's own deviation: four times the row gives another result":
+            distance(ask(subject, 4 * x, dtype=dtype), y) > 0.05,
+        "statistics are kept in half precision, or in as few bits":  # one rounding leaves 2^-11 in float16
+            is_single and shift_rounding(subject, dtype) >= 2**-14,
+        "scale and shift are applied otherwise than in row * scale + shift":
+            scaled > 1e-3 + 4 * PRECISIONS[dtype].result,
+    }  # fmt: skip
+    return [sentence for sentence, is_shown in shows.items() if is_shown][:1]
 
 
 # --- Gradients ---
 
 
-def of_gradients(subject: Subject, failed: Results, results: Results, explained: Iterable[str]) -> list[Diagnosis]:
+def of_gradients(subject: Subject, failed: Results, results: Results) -> Mistakes:
     """Return which gradients are wrong, and the formula that gives them, or where they are wrong."""
     cases = [case for case in failed if case.group == "gradients"]
-    mistakes = []
+    mistakes: Mistakes = []
     for part in sorted(set[str]().union(*(case.worst.parts for case in cases))):
         of_part = [case for case in cases if part in case.worst.parts]
-        at = set[str]().union(*(case.wrong_at for case in of_part)) - {*explained}
-        dtype, by_probe = next(dtype for name, dtype in DTYPES.items() if name in at), dict[str, list[str] | None]()
+        at, by_probe = wrong_at(of_part), dict[str, list[str] | None]()
         with contextlib.suppress(*RAISED):
             for probe, shape in BACKWARD_PROBES.items():
-                by_probe[probe] = wrong_gradient(subject.drawing_for("gradients"), dtype, shape, part)
-        sentences = of_probes(by_probe)
-        begin = f"the gradient of the {part} is wrong"
-        mistakes += [_diagnosis(Kind.FORMULA, f"{begin}: {sentence}", at, results) for sentence in sentences]
-        if not sentences:
-            sentence, some = _where(of_part, results)
-            mistakes.append(_of_cases(f"{begin}: {sentence}", some, results, explained))
+                by_probe[probe] = wrong_gradient(subject.drawing_for("gradients"), _first(at), shape, part)
+        named = [(sentence, at) for sentence in of_probes(by_probe)] or [_where(of_part, results)]
+        mistakes += [(f"the gradient of the {part} is wrong: {sentence}", at) for sentence, at in named]
     return mistakes
 
 
-def _where(cases: Results, results: Results) -> tuple[str, Results]:
+def _where(cases: Results, results: Results) -> tuple[str, set[str]]:
     """Return at which inputs a gradient is wrong, if there are few or a rule, and else by how much."""
-    names = [case.name.removeprefix("gradients, ") for case in cases]
-    if (at_0 := f"gradients, {PRUNED.name}") and any(
-        case.name == at_0 and not math.isfinite(case.worst.error or 0) for case in cases
-    ):
-        return "it is not finite where the scale is 0", [case for case in cases if case.name == at_0]
-    if some := of_numbers(cases, results, prefix="gradients, ", least=0.25):
+    before = "gradients, "
+    pruned = [case for case in cases if case.name == before + PRUNED.name]
+    if pruned and not math.isfinite(pruned[0].worst.error or 0):
+        return of_cases("it is not finite where the scale is 0", pruned)
+    if some := of_numbers(cases, results, before=before, least=0.25):
         return some[0]
-    judged = [case for case in results if case.group == "gradients"]
-    if len(names) <= FEW and len(names) < len(judged):
-        return f"only for {', '.join(names)}", cases
+    if len(cases) <= FEW and len(cases) < sum(case.group == "gradients" for case in results):
+        return of_cases(f"only for {', '.join(case.name.removeprefix(before) for case in cases)}", cases)
     worst = max((case.worst for case in cases), key=lambda outcome: outcome.ratio)
-    return f"{UNKNOWN}, it is off by {worst.error:.2g} where {worst.bound:.2g} is allowed", cases
+    return of_cases(f"{UNKNOWN}, it is off by {worst.error:.2g} where {worst.bound:.2g} is allowed", cases)
 
 
 def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], part: str) -> list[str] | None:
@@ -409,46 +399,39 @@ def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...],
     x = subject.put(spread * ordinary(rows, width, subject.generator), dtype).view(shape)
     dy, limit = subject.rows(*shape, dtype=dtype), LIMIT + 2 * PRECISIONS[dtype].result
     value = gradients(norm, norm, x, dy.clone())[part].cpu().double()
-    x_, dy_, weight = (
-        tensor.detach().cpu().double() for tensor in (x.view(rows, width), dy.view(rows, width), norm.module.weight)
-    )
-    if part != "input":
-        limit += PRECISIONS[dtype].result * math.sqrt(rows) / 4
-        for name, terms in SUMS[part].items():
-            if distance(value, terms(dy_, x_, weight).sum(0)) <= limit:
-                return [name] if name else []
-        return of_rows(value, SUMS[part][""](dy_, x_, weight), limit)
-    value = value.view(rows, width) * deviation_of(x_)
-    named = best(
-        ((names, distance(value, slope(parts, x_, dy_, weight))) for names, parts in with_few(BACKWARD, 2)), limit
-    )
-    if named is None:
+    x_, dy_ = (tensor.detach().cpu().double().view(rows, width) for tensor in (x, dy))
+    weight = norm.module.weight.detach().cpu().double()
+    if part == "input":  # times the deviation, so that all rows count alike
+        value = value.view(rows, width) * deviation_of(x_)
         true = slope([table[""] for table in BACKWARD], x_, dy_, weight)
-        factor = ((value * true).sum() / true.square().sum()).item()
-        alone = gradients(norm, norm, x.view(rows, width)[:1], dy.view(rows, width)[:1].clone())["input"]
-        if distance(value, factor * true) <= limit:
-            return [multiplied(factor)]
-        if distance(alone.cpu().double() * deviation_of(x_)[:1], value[:1]) > limit:
-            return ["that of a row depends on the other rows of the batch"]
-    return named
+        formulas = ((names, slope(parts, x_, dy_, weight)) for names, parts in with_few(BACKWARD))
+    else:
+        limit += PRECISIONS[dtype].result * math.sqrt(rows) / 4
+        true = SUMS[part][""](dy_, x_, weight).sum(0)
+        formulas = (([name] * bool(name), terms(dy_, x_, weight).sum(0)) for name, terms in SUMS[part].items())
+    named = best(((names, distance(value, expected)) for names, expected in formulas), limit)
+    if named is not None:
+        return named
+    factor = ((value * true).sum() / true.square().sum()).item()
+    if distance(value, factor * true) <= limit:
+        is_mean = part != "input" and abs(rows * factor - 1) < 1e-2
+        return ["it is the mean over the rows, not the sum" if is_mean else multiplied(factor)]
+    if part != "input":
+        return of_rows(value, SUMS[part][""](dy_, x_, weight), limit)
+    alone = gradients(norm, norm, x.view(rows, width)[:1], dy.view(rows, width)[:1].clone())["input"]
+    is_mixed = distance(alone.cpu().double() * deviation_of(x_)[:1], value[:1]) > limit
+    return ["that of a row depends on the other rows of the batch"] if is_mixed else None
 
 
 def of_rows(total: Tensor, terms: Tensor, limit: float) -> list[str] | None:
     """Return how often each of fewer rows than columns counts in a sum of ``terms`` (rows, width), if not once."""
-    whole = terms.sum(0)
-    factor = ((total * whole).sum() / whole.square().sum()).item()
-    if distance(total, factor * whole) <= limit:
-        is_mean = abs(len(terms) * factor - 1) < 1e-2
-        return ["it is the mean over the rows, not the sum" if is_mean else multiplied(factor)]
     counts = torch.linalg.lstsq(terms.T, total[:, None]).solution.flatten()
-    if distance(total, counts @ terms) > limit:
-        return None
     wrong = (counts - 1).abs() > max(1e-2, 4 * limit)
     place = "the last row" if wrong[-1] and wrong.sum() == 1 else pattern_of("row", wrong)
+    if distance(total, counts @ terms) > limit or not place:
+        return None
     times = counts[wrong].mean().item()
-    return (
-        [f"{place} counts {digits(times)} times" if abs(times) > 1e-2 else f"{place} are left out"] if place else None
-    )
+    return [f"{place} counts {digits(times)} times" if abs(times) > 1e-2 else f"{place} are left out"]
 
 
 def multiplied(factor: float) -> str:

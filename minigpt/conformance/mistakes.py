@@ -1,4 +1,4 @@
-"""The mistakes that the kit can name: the cases that show them, and the parts of other formulas.
+"""The formulas that the kit can name: tables of the parts of LayerNorm and of its gradients, and other ones for each.
 
 In each table of parts the key "" is LayerNorm's own choice.
 """
@@ -11,52 +11,6 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.case import EPS
-from minigpt.conformance.truth import ROW_KINDS
-
-# --- Tables: the cases that show a mistake ---
-
-UNSTEADY = {
-    "same input, same output": "it answers differently from call to call",
-    "same input, same output, in training": "it answers differently from call to call, in training",
-    "calls are independent": "it computes with what an earlier call of this shape left",
-}
-CALLS = {
-    "input left as it was": "it modifies its input",
-    "output left as it was": "its next call writes over its output",
-    "weights that change": "it keeps its weights: it computes with them after they have changed",
-    "many calls": "it is right for the first calls, and wrong later",
-    "incoming gradient left as it was": "its backward pass changes the incoming gradient",
-    "backward after another call": "its backward pass uses what a later call left",
-    "backward twice": "its backward pass is right once, and wrong when it is repeated",
-}
-NUMBERS = {  # "*" is a number
-    "width *": "widths",
-    "[0-9]* rows": "numbers of rows",
-    "batch of *": "batch sizes",
-    "sequence of *": "sequence lengths",
-}
-INPUTS = {
-    "* input": "wrong only for {} input",
-    "non-contiguous: *": "wrong only for non-contiguous input: {}",
-    **{kind.name: f"wrong only for {kind.name}" for kind in ROW_KINDS[1:]},
-    "infinity and NaN": "wrong only where a row holds an infinity or a NaN",
-    "any mode": "its values depend on training mode, or on whether gradients are kept",
-    "rows are independent of the batch": "a row depends on its batch",
-}
-SYMPTOMS: list[dict[str, str]] = [  # most mistakes of one table fail the cases of the next, so the first one counts
-    {"mean far from 0": "wrong only for mean far from 0, where a difference of squares, E[x^2] - E[x]^2, cancels"},
-    INPUTS,
-    {
-        "no bias": "wrong only without a bias",
-        "autocast": "wrong only under autocast",
-        "another eps": f"wrong with another eps than {EPS:g}, as if the argument were ignored",
-        "compiled *": "it differs under torch.compile",
-    },
-    {"bias and slope": "its errors have a bias, or its rows are too long or too short"},
-]
-
-# --- Tables: the parts of a formula ---
-
 
 WRONG = "normalizes over the wrong dimension: over {} of a (batch, sequence, width) input"
 DIMENSIONS = {

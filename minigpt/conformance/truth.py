@@ -133,7 +133,6 @@ class Precision(NamedTuple):
     statistics: float  # u of the arithmetic inside a row
     result: float  # u of the output's dtype
     smallest: float  # a smaller result may be rounded to 0
-    why: str
 
     @property
     def is_half(self) -> bool:
@@ -141,11 +140,11 @@ class Precision(NamedTuple):
         return self.result > self.statistics
 
 
-PRECISIONS = {
-    torch.float64: Precision(2**-53, 2**-53, 2**-1022, "float64 throughout"),
-    torch.float32: Precision(2**-24, 2**-24, 2**-126, "float32 throughout"),
-    torch.float16: Precision(2**-24, 2**-11, 2**-24, "float32 inside, since float16 ends at 65,504"),
-    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126, "float32 inside, since bfloat16 has 8 bits"),
+PRECISIONS = {  # half precision needs float32 inside: float16 ends at 65,504, and bfloat16 has 8 bits
+    torch.float64: Precision(2**-53, 2**-53, 2**-1022),
+    torch.float32: Precision(2**-24, 2**-24, 2**-126),
+    torch.float16: Precision(2**-24, 2**-11, 2**-24),
+    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126),
 }
 
 

@@ -121,14 +121,14 @@ def lookup(name: str) -> Callable[..., nn.Module]:
         hint = f"did you mean {near[0]}?" if near else f"registered are {', '.join(sorted(norms))};"
         raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
     info, number = match
+    base, colon, _ = name.partition(":")
     if not info.available:
-        raise NormError(f"norm {name.partition(':')[0]!r} {info.reason}")
-    if not number and ":" not in name:
+        raise NormError(f"norm {base!r} {info.reason}")
+    if not colon:
         return info.cls
     try:
         return functools.partial(info.cls, **{str(info.parameter): float(number)})
     except ValueError:
-        base = name.partition(":")[0]
         raise NormError(f"norm {base!r} takes a number behind its name, as in {base}:0.5, got {name!r}") from None
 
 

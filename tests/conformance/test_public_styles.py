@@ -10,6 +10,7 @@ import pytest
 import sabotages
 import torch
 import torch.nn.functional as F
+from sabotages import NanoGPT, centred, wide
 from torch import Tensor, nn
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.convnext.modeling_convnext import ConvNextLayerNorm
@@ -18,9 +19,10 @@ from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
 from minigpt.conformance import check_norm
 
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("unchecked")]
+
 SEEDS = 10
 RANDOM = ["widths", "sizes", "values", "layouts", "behaviour", "gradients"]  # all but torch.compile
-wide = sabotages.wide
 
 
 class Style(nn.Module):
@@ -33,16 +35,6 @@ class Style(nn.Module):
     def affine(self, row: Tensor, like: Tensor) -> Tensor:
         """Scale and shift in the precision of the row, then round once."""
         return (row * self.weight + self.bias).to(like.dtype)
-
-
-class NanoGPT(nn.Module):
-    def __init__(self, ndim: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(ndim))
-        self.bias = nn.Parameter(torch.zeros(ndim)) if bias else None
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.weight.shape, self.weight, self.bias, 1e-5)
 
 
 class GammaAndABuffer(nn.Module):
@@ -81,122 +73,70 @@ class WideInside(nn.LayerNorm):
         return F.layer_norm(wide(input), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
 
 
-class VarMean(Style):
-    def forward(self, x: Tensor) -> Tensor:
-        var, mean = torch.var_mean(wide(x), -1, correction=0, keepdim=True)
-        return self.affine((wide(x) - mean) * torch.rsqrt(var + self.eps), x)
+def var_mean(n: Style, x: Tensor) -> Tensor:
+    var, mean = torch.var_mean(wide(x), -1, correction=0, keepdim=True)
+    return n.affine((wide(x) - mean) * torch.rsqrt(var + n.eps), x)
 
 
-class StdSquared(Style):
-    def forward(self, x: Tensor) -> Tensor:
-        std, mean = torch.std_mean(wide(x), -1, correction=0, keepdim=True)
-        return self.affine((wide(x) - mean) / torch.sqrt(std**2 + self.eps), x)
+def std_squared(n: Style, x: Tensor) -> Tensor:
+    std, mean = torch.std_mean(wide(x), -1, correction=0, keepdim=True)
+    return n.affine((wide(x) - mean) / torch.sqrt(std**2 + n.eps), x)
 
 
-class Haiku(Style):
+def haiku(n: Style, x: Tensor) -> Tensor:
     """The reciprocal times the scale first."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = wide(x) - wide(x).mean(-1, keepdim=True)
-        inverse = self.weight * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return (inverse * y + self.bias).to(x.dtype)
+    y = centred(wide(x))
+    inverse = n.weight * torch.rsqrt(y.square().mean(-1, keepdim=True) + n.eps)
+    return (inverse * y + n.bias).to(x.dtype)
 
 
-class Power(Style):
+def power(n: Style, x: Tensor) -> Tensor:
     """A root as a power, and sums divided by n."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = x.shape[-1]
-        shifted = wide(x) - wide(x).sum(-1, keepdim=True) / n
-        return self.affine(shifted * ((shifted**2).sum(-1, keepdim=True) / n + self.eps) ** -0.5, x)
+    shifted = wide(x) - wide(x).sum(-1, keepdim=True) / x.shape[-1]
+    return n.affine(shifted * ((shifted**2).sum(-1, keepdim=True) / x.shape[-1] + n.eps) ** -0.5, x)
 
 
-class VectorNorm(Style):
-    def forward(self, x: Tensor) -> Tensor:
-        d = wide(x) - wide(x).mean(-1, keepdim=True)
-        length = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
-        return self.affine(d / torch.sqrt(length.square() / x.shape[-1] + self.eps), x)
+def vector_norm(n: Style, x: Tensor) -> Tensor:
+    d = centred(wide(x))
+    length = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
+    return n.affine(d / torch.sqrt(length.square() / x.shape[-1] + n.eps), x)
 
 
-class Native(Style):
+def native(n: Style, x: Tensor) -> Tensor:
     """The operator below layer_norm, which returns the statistics too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.native_layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)[0]
+    return torch.native_layer_norm(x, x.shape[-1:], n.weight, n.bias, n.eps)[0]
 
 
-class InstanceNorm(Style):
+def instance_norm(n: Style, x: Tensor) -> Tensor:
     """One channel a row."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = wide(x).reshape(1, -1, x.shape[-1])
-        return self.affine(F.instance_norm(rows, eps=self.eps).view(x.shape), x) if x.numel() else x.clone()
+    rows = wide(x).reshape(1, -1, x.shape[-1])
+    return n.affine(F.instance_norm(rows, eps=n.eps).view(x.shape), x) if x.numel() else x.clone()
 
 
-class BatchNorm(Style):
+def batch_norm(n: Style, x: Tensor) -> Tensor:
     """Batch statistics with rows as channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = wide(x).reshape(1, -1, x.shape[-1])
-        row = F.batch_norm(rows, None, None, training=True, eps=self.eps) if x.numel() else rows
-        return self.affine(row.view(x.shape), x)
+    rows = wide(x).reshape(1, -1, x.shape[-1])
+    row = F.batch_norm(rows, None, None, training=True, eps=n.eps) if x.numel() else rows
+    return n.affine(row.view(x.shape), x)
 
 
-class Transposed(Style):
+def transposed(n: Style, x: Tensor) -> Tensor:
     """Rows as columns."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = wide(x).reshape(-1, x.shape[-1]).t()
-        d = columns - columns.mean(0)
-        return self.affine((d / (d.square().mean(0) + self.eps).sqrt()).t().reshape(x.shape), x)
+    columns = wide(x).reshape(-1, x.shape[-1]).t()
+    d = columns - columns.mean(0)
+    return n.affine((d / (d.square().mean(0) + n.eps).sqrt()).t().reshape(x.shape), x)
 
 
-class TwiceCentred(Style):
+def twice_centred(n: Style, x: Tensor) -> Tensor:
     """The mean of what is left is taken off too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        d = wide(x) - wide(x).mean(-1, keepdim=True)
-        d = d - d.mean(-1, keepdim=True)
-        return self.affine(d * (d.square().mean(-1, keepdim=True) + self.eps).rsqrt(), x)
+    d = centred(centred(wide(x)))
+    return n.affine(d * (d.square().mean(-1, keepdim=True) + n.eps).rsqrt(), x)
 
 
-class Float64(Style):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.double(), x.shape[-1:], self.weight.double(), self.bias.double(), self.eps).to(x.dtype)
-
-
-class InPieces(Style):
+def in_pieces(n: Style, x: Tensor) -> Tensor:
     """64 rows at a time."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).split(64)
-        pieces = [F.layer_norm(one, x.shape[-1:], self.weight, self.bias, self.eps) for one in rows]
-        return torch.cat(pieces).view(x.shape)
-
-
-class Written(torch.autograd.Function):
-    """Both passes by hand, as a chapter on backpropagation writes them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        row = wide(x) - wide(x).mean(-1, keepdim=True)
-        rstd = (row.square().mean(-1, keepdim=True) + eps).rsqrt()
-        ctx.save_for_backward(row * rstd, rstd, weight)
-        return (row * rstd * weight + bias).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        s, rstd, weight = ctx.saved_tensors
-        dy, dtype = wide(dy), dy.dtype
-        g = dy * weight
-        dx = (g - g.mean(-1, keepdim=True) - s * (g * s).mean(-1, keepdim=True)) * rstd
-        rows = tuple(range(dy.ndim - 1))
-        return dx.to(dtype), (dy * s).sum(rows).to(weight.dtype), dy.sum(rows).to(weight.dtype), None
-
-
-class ByHand(Style):
-    def forward(self, x: Tensor) -> Tensor:
-        return Written.apply(x, self.weight, self.bias, self.eps)  # type: ignore[return-value]
+    rows = x.reshape(-1, x.shape[-1]).split(64)
+    return torch.cat([F.layer_norm(one, x.shape[-1:], n.weight, n.bias, n.eps) for one in rows]).view(x.shape)
 
 
 @torch.jit.script_if_tracing
@@ -204,9 +144,45 @@ def scripted(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-class Scripted(Style):
-    def forward(self, x: Tensor) -> Tensor:
-        return scripted(x, self.weight, self.bias, self.eps)
+def in_a_script(n: Style, x: Tensor) -> Tensor:
+    return scripted(x, n.weight, n.bias, n.eps)
+
+
+def with_residual(n: Style, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """A residual that may be left out: flash-attn's and Liger's signature."""
+    x = x if residual is None else x + residual
+    return F.layer_norm(x, x.shape[-1:], n.weight, n.bias, n.eps)
+
+
+def checked(n: Style, x: Tensor) -> Tensor:
+    """Raises for another width, and takes a list as its shape."""
+    if x.shape[-1] != n.weight.shape[0]:
+        raise ValueError("another width")
+    return F.layer_norm(x, [x.shape[-1]], n.weight, n.bias, n.eps)
+
+
+def einsum(n: Style, x: Tensor) -> Tensor:
+    """Means by einsum, that is by a product of matrices."""
+    ones = wide(x).new_full((x.shape[-1],), 1 / x.shape[-1])
+    d = wide(x) - torch.einsum("...c,c->...", wide(x), ones)[..., None]
+    return n.affine(d * (torch.einsum("...c,...c,c->...", d, d, ones)[..., None] + n.eps).rsqrt(), x)
+
+
+def in_the_dtype(n: Style, x: Tensor) -> Tensor:
+    """Statistics in the dtype of the input: ESM's, and most tutorials'."""
+    d = centred(x)
+    return n.weight * d / torch.sqrt(d.pow(2).mean(-1, keepdim=True) + n.eps) + n.bias
+
+
+def fast_variance(n: Style, x: Tensor) -> Tensor:
+    """Flax's and TensorFlow's fast variance, a difference of squares."""
+    mean = wide(x).mean(-1, keepdim=True)
+    var = (wide(x).square().mean(-1, keepdim=True) - mean.square()).clamp(min=0)
+    return n.affine((wide(x) - mean) * torch.rsqrt(var + n.eps), x)
+
+
+def style(forward: Any) -> type[Style]:
+    return type(forward.__name__, (Style,), {"forward": forward})
 
 
 class Sequence(nn.Module):
@@ -220,14 +196,6 @@ class Sequence(nn.Module):
         return self.affine.affine(self.inner(wide(x)), x)
 
 
-class WithResidual(Style):
-    """A residual that may be left out: flash-attn's and Liger's signature."""
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        x = x if residual is None else x + residual
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
-
-
 class AffineDropout(Style):
     """Dropout of the scale, off by default."""
 
@@ -237,15 +205,6 @@ class AffineDropout(Style):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.dropout(self.weight), self.dropout(self.bias), self.eps)
-
-
-class Checked(Style):
-    """Raises for another width, and takes a list as its shape."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.weight.shape[0]:
-            raise ValueError("another width")
-        return F.layer_norm(x, [x.shape[-1]], self.weight, self.bias, self.eps)
 
 
 class OnePlus(Style):
@@ -259,56 +218,31 @@ class OnePlus(Style):
         return F.layer_norm(x, x.shape[-1:], self.weight + 1, self.bias, self.eps)
 
 
-class Einsum(Style):
-    """Means by einsum, that is by a product of matrices."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        ones = wide(x).new_full((x.shape[-1],), 1 / x.shape[-1])
-        d = wide(x) - torch.einsum("...c,c->...", wide(x), ones)[..., None]
-        return self.affine(d * (torch.einsum("...c,...c,c->...", d, d, ones)[..., None] + self.eps).rsqrt(), x)
-
-
-class InTheDtype(Style):
-    """Statistics in the dtype of the input: ESM's, and most tutorials'."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        d = x - x.mean(-1, keepdim=True)
-        return self.weight * d / torch.sqrt(d.pow(2).mean(-1, keepdim=True) + self.eps) + self.bias
-
-
-class FastVariance(Style):
-    """Flax's and TensorFlow's fast variance, a difference of squares."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = wide(x).mean(-1, keepdim=True)
-        var = (wide(x).square().mean(-1, keepdim=True) - mean.square()).clamp(min=0)
-        return self.affine((wide(x) - mean) * torch.rsqrt(var + self.eps), x)
-
-
+FORWARDS = [
+    var_mean, std_squared, haiku, power, vector_norm, native, instance_norm, batch_norm, transposed, twice_centred,
+    in_pieces, in_a_script, with_residual, checked,
+]  # fmt: skip
 RIGHT: list[Any] = [
-    "fused", "textbook", functools.partial(nn.LayerNorm, eps=1e-5), ConvNextLayerNorm,
-    NemotronLayerNorm1P, NanoGPT, GammaAndABuffer, Bert, WideInside, VarMean, StdSquared, Haiku, Power, VectorNorm,
-    Native, InstanceNorm, BatchNorm, Transposed, TwiceCentred, Float64, ByHand, Scripted, Sequence,
-    WithResidual, AffineDropout, Checked, OnePlus, InPieces, *sabotages.CORRECT,
+    "fused", "textbook", functools.partial(nn.LayerNorm, eps=1e-5), ConvNextLayerNorm, NemotronLayerNorm1P, NanoGPT,
+    GammaAndABuffer, Bert, WideInside, Sequence, AffineDropout, OnePlus, *map(style, FORWARDS), *sabotages.CORRECT,
 ]  # fmt: skip
 # The dtypes at which a class is not a LayerNorm, and the first words of the diagnosis
 OTHERWISE: dict[Any, tuple[set[str], str]] = {
     CohereLayerNorm: ({"float64"}, "it computes in float32 for float64 input"),
     OlmoLayerNorm: ({"float64"}, "it computes in float32 for float64 input"),
-    Einsum: ({"float32", "bfloat16"}, "a row depends on its batch"),
-    InTheDtype: ({"bfloat16", "float16"}, "statistics are kept in bfloat16"),
-    FastVariance: ({"float32", "float64", "bfloat16", "float16"}, "wrong only for mean far from 0, where a difference"),
+    style(einsum): ({"float32", "bfloat16"}, "a row depends on its batch"),
+    style(in_the_dtype): ({"bfloat16", "float16"}, "statistics are kept in bfloat16"),
+    style(fast_variance): (
+        {"float32", "float64", "bfloat16", "float16"},
+        "wrong only for mean far from 0, where a difference",
+    ),
 }
-
-unchecked = pytest.mark.usefixtures("unchecked")
 
 
 def name_of(norm: Any) -> str:
     return getattr(norm, "__name__", str(norm)[:20])
 
 
-@unchecked
-@pytest.mark.thorough
 @pytest.mark.parametrize("norm", RIGHT, ids=name_of)
 def test_a_right_norm_passes_with_every_seed(norm: Any) -> None:
     for seed in range(SEEDS):
@@ -316,11 +250,9 @@ def test_a_right_norm_passes_with_every_seed(norm: Any) -> None:
         assert report.passed, (seed, str(report))
 
 
-@unchecked
-@pytest.mark.thorough
-@pytest.mark.parametrize(("norm", "told"), OTHERWISE.items(), ids=map(name_of, OTHERWISE))
-def test_what_computes_otherwise_is_told_so_and_where(norm: Any, told: tuple[set[str], str]) -> None:
-    dtypes, diagnosis = told
+@pytest.mark.parametrize(("norm", "expected"), OTHERWISE.items(), ids=map(name_of, OTHERWISE))
+def test_what_computes_otherwise_is_named_and_at_its_dtypes(norm: Any, expected: tuple[set[str], str]) -> None:
+    dtypes, diagnosis = expected
     for seed in range(SEEDS):
         report = check_norm(norm, device="cpu", cases=RANDOM, seed=seed)
         assert {dtype for dtype, passed in report.dtypes.items() if not passed} == dtypes, (seed, str(report))

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_model
-from test_public_norms import NanoGPT
-from torch import Tensor, nn
+from sabotages import NanoGPT
+from torch import nn
 
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
 from minigpt.norms.foreign.adapt import notes
@@ -337,20 +337,3 @@ def test_an_error_leaves_the_model_as_it_was(model: GPT2) -> None:
         assert all(model.get_submodule(site) is module for site, module in before.items())
     with pytest.raises(NormError, match=r"^sites is empty; give at least one pattern"):
         swap_norms(model, EmbDim, [])
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_scale_with_two_names_is_the_models_under_both(bias: bool) -> None:
-    class TwoNames(nn.Module):
-        def __init__(self, size: int, eps: float = 1e-5) -> None:
-            super().__init__()
-            self.weight = self.a_2 = nn.Parameter(torch.ones(size))
-            self.b_2, self.eps = nn.Parameter(torch.zeros(size)), eps
-
-        def forward(self, x: Tensor) -> Tensor:
-            var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-            return self.a_2 * (x - mean) / torch.sqrt(var + self.eps) + self.b_2
-
-    norm, x = norms.build(TwoNames, 8, bias=bias), torch.randn(3, 8)
-    norm.weight = nn.Parameter(torch.randn(8))
-    torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (8,), norm.weight))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from helpers import assert_close, assert_same_bits, random_ids, small_model
+from sabotages import NanoGPT
 from torch import Tensor, nn
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
@@ -21,18 +22,6 @@ from typer.testing import CliRunner
 import minigpt
 from minigpt import NormError, norms, swap_norms
 from minigpt.cli import app
-
-
-class NanoGPT(nn.Module):
-    """nanoGPT's: a shift only if asked for."""
-
-    def __init__(self, ndim, bias):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(ndim))
-        self.bias = nn.Parameter(torch.zeros(ndim)) if bias else None
-
-    def forward(self, input):
-        return F.layer_norm(input, self.weight.shape, self.weight, self.bias, 1e-5)
 
 
 class ScaleNorm(nn.Module):
@@ -101,7 +90,7 @@ class Outcome(NamedTuple):
 
     scale: str | None
     shift: str | None
-    own: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
 
 TABLE: dict[Any, Outcome] = {
@@ -135,9 +124,9 @@ def test_what_becomes_of_it(cls: type[nn.Module]) -> None:
     message = [note for note in norms.notes(model.ln_f) if " has no " in note]
     assert len(message) == bool(lacking)
     assert all(f"the model's {what} is kept beside it" in message[0] for what in lacking)
-    own = {name.removeprefix("ln_f.norm.").removeprefix("ln_f.") for name in model.state_dict().keys() - before.keys()
+    more = {name.removeprefix("ln_f.norm.").removeprefix("ln_f.") for name in model.state_dict().keys() - before.keys()
            if name.startswith("ln_f.") and name in dict(model.named_parameters())}  # fmt: skip
-    assert own == set(outcome.own)
+    assert more == set(outcome.more)
 
     norm, x = model.ln_f, torch.randn(2, 5, model.config.n_embd)
     alone: Any = norm.norm if hasattr(norm, "multiplies") else norm
@@ -220,13 +209,13 @@ def test_what_was_trained_comes_back(norm: Any, keep: tuple[str, ...], tmp_path:
 
 def trained(model: minigpt.GPT2, ids: Tensor) -> None:
     """Three steps; every parameter of a norm has moved."""
-    before = {name: own.detach().clone() for name, own in model.named_parameters() if "ln_" in name}
+    before = {name: one.detach().clone() for name, one in model.named_parameters() if "ln_" in name}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(3):
         optimizer.zero_grad()
         F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
         optimizer.step()
-    assert not [name for name, own in model.named_parameters() if name in before and torch.equal(own, before[name])]
+    assert not [name for name, one in model.named_parameters() if name in before and torch.equal(one, before[name])]
 
 
 def test_sites_have_each_their_own(tmp_path: Path) -> None:

@@ -64,12 +64,11 @@ def notes(module: nn.Module) -> tuple[str, ...]:
 
 def eps_of(module: nn.Module) -> set[float]:
     """Return every eps that a norm and its parts hold."""
-    return {
-        value
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if EPS.fullmatch(name) and isinstance(value, float)
-    }
+    return {value for value in _every_eps(module) if isinstance(value, float)}
+
+
+def _every_eps(module: nn.Module) -> list[float | None]:
+    return [value for part in module.modules() for name, value in vars(part).items() if EPS.fullmatch(name)]
 
 
 def other_eps(module: nn.Module, eps: float) -> list[float]:
@@ -99,9 +98,9 @@ class AdaptedNorm(nn.LayerNorm):
         nn.Module.__init__(self)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, True
         self.multiplies, self.adds = "scale" in beside, "shift" in beside
-        like = torch.empty(0, device=next((own.device for own in norm.parameters()), None))
-        ones = nn.Parameter(like.new_ones(shape)) if self.multiplies else None
-        zeros = nn.Parameter(like.new_zeros(shape)) if self.adds else None
+        device = next((parameter.device for parameter in norm.parameters()), None)
+        ones = nn.Parameter(torch.ones(shape, device=device)) if self.multiplies else None
+        zeros = nn.Parameter(torch.zeros(shape, device=device)) if self.adds else None
         self.register_parameter("weight", norm.get_parameter(scale[0]) if scale else ones)
         self.register_parameter("bias", norm.get_parameter(shift[0]) if shift else zeros)
         self.norm = norm
@@ -131,13 +130,11 @@ class AdaptedNorm(nn.LayerNorm):
 
     def completed(self, y: Tensor) -> Tensor:
         """Return ``y`` with what the module lacks, rounded once more."""
-        wide = torch.promote_types(y.dtype, torch.float32) if self.multiplies or self.adds else y.dtype
-        row = y.to(wide)
-        if self.multiplies:
-            row = row * self.weight
-        if self.adds:
-            row = row + self.bias
-        return row.to(y.dtype)
+        if not (self.multiplies or self.adds):
+            return y
+        row = y.to(torch.promote_types(y.dtype, torch.float32))
+        row = row * self.weight if self.multiplies else row
+        return (row + self.bias if self.adds else row).to(y.dtype)
 
 
 def _scale(module: nn.Module, shape: tuple[int, ...]) -> tuple[Paths, tuple[str, ...]]:
@@ -179,7 +176,7 @@ def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> 
     parameters: dict[nn.Parameter, Paths] = {}
     for path, parameter in module.named_parameters(remove_duplicate=False):
         owner = module.get_submodule(path.rpartition(".")[0])
-        is_of_a_matrix = any(own.numel() > math.prod(shape) for own in owner.parameters(recurse=False))
+        is_of_a_matrix = any(other.numel() > math.prod(shape) for other in owner.parameters(recurse=False))
         if parameter.shape == shape and not is_of_a_matrix:
             parameters.setdefault(parameter, []).append(path)
     for name in names:
@@ -193,18 +190,15 @@ def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) ->
     """Say in one line whether a scale and shift that the module lacks are kept or dropped."""
     if not lacking:
         return ()
-    said = [f"the model's {what} is {'kept beside it' if what in keep else 'dropped'}" for what in lacking]
-    return (f"{title(module)} has no {' and no '.join(lacking)}: {', '.join(said)}",)
+    fates = [f"the model's {what} is {'kept beside it' if what in keep else 'dropped'}" for what in lacking]
+    return (f"{title(module)} has no {' and no '.join(lacking)}: {', '.join(fates)}",)
 
 
 def _eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Say whether the module's eps differs from the model's."""
     others = [f"{value:g}" for value in other_eps(module, eps)]
-    if others := ", ".join(others + ["None"] * _has_no_eps(module)):
-        return (f"eps is {others} in {title(module)}, where the model's is {eps:g}",)
+    if None in _every_eps(module):  # torch.nn.RMSNorm then takes the smallest step of the dtype
+        others.append("None")
+    if others:
+        return (f"eps is {', '.join(others)} in {title(module)}, where the model's is {eps:g}",)
     return () if takes_eps or eps_of(module) else (f"eps cannot be set in {title(module)}",)
-
-
-def _has_no_eps(module: nn.Module) -> bool:
-    """Return True if a part's eps is None: torch.nn.RMSNorm then takes the smallest step of the dtype."""
-    return any(EPS.fullmatch(name) and value is None for part in module.modules() for name, value in vars(part).items())

@@ -40,16 +40,10 @@ class TritonLayerNorm(LayerNorm):
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out."""
-        self._check(x)
+        row, device = self.normalized_shape, self.weight.device
+        if not x.is_floating_point() or x.shape[-len(row) :] != row or x.device != device:  # the kernels rely on it
+            actual = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            raise NormError(f"x must be floating-point, end in {row} and be on {device}, got {actual}")
         from minigpt.norms.triton.ops import layer_norm
 
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-    def _check(self, x: Tensor) -> None:
-        """Check what the kernels rely on."""
-        if self.weight is None:
-            raise NormError("the triton norm needs elementwise_affine=True; norm 'fused' does without a scale")
-        row, device = self.normalized_shape, self.weight.device
-        if not x.is_floating_point() or x.shape[-len(row) :] != row or x.device != device:
-            given = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-            raise NormError(f"x must be floating-point, end in {row} and be on {device}, got {given}")
+        return layer_norm(x, self.weight, self.bias, self.eps)[0]

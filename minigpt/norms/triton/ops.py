@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.errors import NormError
@@ -124,16 +123,8 @@ REGISTERS = 32 * 1024  # the most bytes of one row, in the dtype of the sums, th
 FORWARD_BYTES, BACKWARD_BYTES = 4096, 2048  # of a row for each warp; fewer warps exchange less for a sum
 BUSY = 16  # warps that keep a multiprocessor busy
 
-Maybe = Tensor | None
 Two = tuple[Tensor, Tensor]
 Three = tuple[Tensor, Tensor, Tensor]
-Stream = Float[Tensor, "*dims"]
-Scale = Float[Tensor, "*row"]
-
-
-def layer_norm(x: Stream, weight: Scale, bias: Scale | None, eps: float) -> Stream:
-    """Return LayerNorm of ``x`` over the dimensions of ``weight``; differentiable once."""
-    return torch.ops.minigpt.layer_norm(x, weight, bias, eps)[0]
 
 
 class Tile(NamedTuple):
@@ -160,39 +151,36 @@ def tile(width: int, wide: torch.dtype, of_warp: int) -> Tile:
     return Tile(rows, block, warps=min(16, max(1, rows * block * wide.itemsize // of_warp)))
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Maybe, eps: float) -> Two:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Two:
     """Return ``y``, and means and reciprocal deviations of the rows (2, ...)."""
-    width, held = weight.numel(), tile(weight.numel(), _wide(x.dtype), FORWARD_BYTES)
     y, stats = _forward_shapes(x, weight, bias, eps)
-    rows = stats.numel() // 2
+    rows, held = stats.numel() // 2, tile(weight.numel(), stats.dtype, FORWARD_BYTES)
     if rows:
-        blocks = -(-rows // held.rows)
-        programs = min(blocks, _programs(x.device, held.warps))
+        programs, rounds = _grid(rows, held, x.device)
+        shift = None if bias is None else bias.contiguous()
         with torch.cuda.device_of(x):  # a kernel starts on the current device and its current stream
             forward_rows[programs,](
-                x.contiguous(), weight.contiguous(), _contiguous(bias), y, stats, rows, -(-blocks // programs),
-                WIDTH=width, EPS=eps, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
+                x.contiguous(), weight.contiguous(), shift, y, stats, rows, rounds,
+                WIDTH=weight.numel(), EPS=eps, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
     return y, stats
 
 
-def _forward_shapes(x: Tensor, weight: Tensor, bias: Maybe, eps: float) -> Two:
-    stats = x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=_wide(x.dtype))
-    return x.new_empty(x.shape), stats
+def _forward_shapes(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Two:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape), x.new_empty((2, *x.shape[: x.ndim - weight.ndim]), dtype=wide)
 
 
 def _backward(dy: Tensor, x: Tensor, weight: Tensor, bias_dtype: torch.dtype, stats: Tensor) -> Three:
     """Return the gradients of the norm's input ``x``, of the weight and of the bias."""
     dx, width, rows = x.new_empty(x.shape), weight.numel(), stats.numel() // 2
     held = tile(width, stats.dtype, BACKWARD_BYTES)
-    blocks = -(-rows // held.rows)
-    programs = min(blocks, _programs(x.device, held.warps))
+    programs, rounds = _grid(rows, held, x.device)
     partials = x.new_empty(2, programs, width, dtype=stats.dtype)
     if rows:
         with torch.cuda.device_of(x):
             backward_rows[programs,](
-                dy.contiguous(), x.contiguous(), weight.contiguous(), stats, dx,
-                partials, rows, -(-blocks // programs),
+                dy.contiguous(), x.contiguous(), weight.contiguous(), stats, dx, partials, rows, rounds,
                 WIDTH=width, ROWS=held.rows, BLOCK=held.block, num_warps=held.warps,
             )  # fmt: skip
     dweight, dbias = (of_programs.sum(0).view(weight.shape) for of_programs in partials)
@@ -219,20 +207,19 @@ def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
     raise NormError("the triton norm has first derivatives only; for second ones use norm 'fused' or 'textbook'")
 
 
-def _contiguous(tensor: Maybe) -> Maybe:
-    return None if tensor is None else tensor.contiguous()
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 @functools.cache
-def _programs(device: torch.device, warps: int) -> int:
+def _busy(device: torch.device, warps: int) -> int:
     """Return how many programs keep the device busy."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count * max(1, BUSY // warps)
+
+
+def _grid(rows: int, held: Tile, device: torch.device) -> tuple[int, int]:
+    """Return the number of programs, and how many tiles each takes."""
+    tiles = -(-rows // held.rows)
+    programs = min(tiles, _busy(device, held.warps))
+    return programs, -(-tiles // max(programs, 1))
 
 
 for name, compute, shapes in (
@@ -244,3 +231,4 @@ for name, compute, shapes in (
     torch.library.register_fake(name, shapes)
 torch.library.register_autograd("minigpt::layer_norm", _gradients, setup_context=_remember)
 torch.library.register_autograd("minigpt::layer_norm_backward", _refuse)
+layer_norm = torch.ops.minigpt.layer_norm  # of x, weight, bias and eps; returns y and stats; differentiable once
