@@ -221,7 +221,7 @@ class ModuleCandidate(Candidate):
         if self.prefix is None:
             return None
         with self.naming():
-            return gradients_of(self.module, gradient_texts(self.truth), prefix=self.prefix)
+            return gradients_of(self.module, gradient_texts(self.truth), self.truth.embedding, self.prefix)
 
 
 class OurCandidate(ModuleCandidate):

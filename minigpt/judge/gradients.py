@@ -19,7 +19,7 @@ EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, befor
 
 
 def gradients_of(
-    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str = "wte", prefix: str = ""
+    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str, prefix: str = ""
 ) -> dict[str, Tensor]:
     """Return the gradient of the mean loss of all tokens of the texts, by Parameter.
 

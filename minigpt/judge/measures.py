@@ -5,7 +5,6 @@ T tokens, V vocabulary, C embedding.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -125,19 +124,16 @@ class LogitsMeter:
         mean, error = mean_by_rows([float(column.sum()) for column in columns], [len(column) for column in columns])
         return {key or name: mean, f"{key or name}_se": error}
 
-    def distribution(self, text_at: Callable[[int, int], tuple[int, str | None]] | None = None) -> Distribution:
-        """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only.
+    @property
+    def worst(self) -> tuple[int, int]:
+        """The number of the text with the largest KL divergence, or the first NaN, and the row there."""
+        text = int(np.argmax([float(columns["kl"].max()) for columns in self.columns]))
+        return text, int(self.columns[text]["kl"].argmax())
 
-        Args:
-            text_at: names the place of a text's row: its position in its window, and the text up to there.
-        """
-        kl = self.column("kl")
+    def distribution(self, worst: WorstPosition) -> Distribution:
+        """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only."""
+        kl, targets = self.column("kl"), len(self.column("loss"))
         median, *percentiles = kl.quantile(kl.new_tensor([0.5, 0.9, 0.99, 0.999])).tolist()
-        largest = [float(columns["kl"].max()) for columns in self.columns]
-        window = int(np.argmax(largest))  # the first NaN, if there is one
-        row = int(self.columns[window]["kl"].argmax())
-        position, text = (row, None) if text_at is None else text_at(window, row)
-        targets = len(self.column("loss"))
         return Distribution(
             tokens=len(kl),
             **self.mean("top1", "top1_agreement"),
@@ -145,8 +141,8 @@ class LogitsMeter:
             **self.mean("kl", "kl_mean"),
             kl_median=median,
             **dict(zip(("kl_p90", "kl_p99", "kl_p999"), percentiles, strict=True)),
-            kl_max=largest[window],
-            worst=WorstPosition(window, position, text),
+            kl_max=float(kl.max()),
+            worst=worst,
             perplexity_reference=perplexity_of(float(self.column("true_loss").sum()), targets),
             perplexity_candidate=perplexity_of(float(self.column("loss").sum()), targets),
             **self.mean("loss_change"),

@@ -226,7 +226,7 @@ def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: 
         order = list(recorder.outputs)
     truth.sites = [place for place in order if place in host.sites]
     truth.blocks = [place for place in order if place in host.blocks]
-    truth.noise = dict.fromkeys(order, 0.0)
+    truth.noise, truth.embedding = dict.fromkeys(order, 0.0), host.embedding
     for sample in truth.windows:
         logits.append(reference(truth.tensor(sample.ids))[0, sample.compared].clone())
     truth.reference_ms = milliseconds(lambda: reference(truth.tensor(truth.longest.ids)), truth.device)
@@ -343,13 +343,11 @@ def parity(
     )  # fmt: skip
     if isinstance(candidate, str | Path):
         candidate, opening = Recipe(candidate, **opening), {}
-    if isinstance(candidate, Recipe):
-        refused, why = {*opening}, "is part of the Recipe; set it there"
-    else:
-        refused, why = {*opening} - OF_MODULES, "is for a candidate that is a source"
-    if refused:
-        raise ConfigError(why, argument=min(refused))
-    if isinstance(candidate, Recipe):
+    is_recipe = isinstance(candidate, Recipe)
+    for name in {*opening} - (set() if is_recipe else OF_MODULES):
+        why = "is part of the Recipe; set it there" if is_recipe else "is for a candidate that is a source"
+        raise ConfigError(why, argument=name)
+    if is_recipe:
         original = read_original(candidate, against, **texts)
     elif against is None:
         raise ConfigError("must name the original of a candidate that is no source", argument="against")

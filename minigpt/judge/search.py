@@ -100,8 +100,8 @@ class Search:
 
     def __init__(self, truth: Truth, candidate: OurCandidate, file: str | Path | None = None) -> None:
         self.truth, self.candidate = truth, candidate
-        self.samples = truth.windows[:MOST_WINDOWS] if truth.reads_file else truth.prompts
-        floors = truth.window_floors[:MOST_WINDOWS] if truth.reads_file else [truth.noise_floor]
+        self.samples = truth.windows[:MOST_WINDOWS] if truth.text_file else truth.prompts
+        floors = truth.window_floors[:MOST_WINDOWS] if truth.text_file else [truth.noise_floor]
         self.floor = sum(floors, Distance())
         self.trials: dict[tuple[str, ...], Trial] = {}
         self.lines, self.fingerprint = None, "" if file is None else self._fingerprint()

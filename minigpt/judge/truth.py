@@ -27,7 +27,7 @@ from minigpt.tokenizer import Tokenizer
 VERSION = 3  # of the file
 PLAIN = (  # fields that JSON holds as they are
     "source", "attention", "versions", "described", "norm", "text_file", "text_ids", "losses", "sites", "blocks",
-    "noise", "gradient_noise", "reference_ms", "position_noise",
+    "embedding", "noise", "gradient_noise", "reference_ms", "position_noise",
 )  # fmt: skip
 DISTANCES = ("noise_floor", "decoding_floor", "bitwise_error")
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
@@ -71,11 +71,6 @@ class Sample:
         return self.ids[self.new_from :]
 
     @property
-    def targets(self) -> list[int]:
-        """The tokens whose loss counts: those of the prompt, or of the window's new part, from the second on."""
-        return self.ids[self.compared.start + 1 : self.new_from]
-
-    @property
     def before_new(self) -> slice:
         """The positions that predict what was written."""
         return slice(self.new_from - 1, len(self.ids) - 1)
@@ -107,6 +102,7 @@ class Truth:
         text_file, text_ids: the text file and its tokens; None and empty without one.
         losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic.
         sites, blocks: the norms and the blocks, in the order of the data.
+        embedding: the path of the token embedding.
         norm, norms: the name of the norm that transformers computes, "fused", or "frozen" by a huge eps; and the norms.
         noise: the relative RMS error of transformers at each norm and block.
         noise_floor, decoding_floor, window_floors: how far transformers at the dtype is from its float64 self: on the
@@ -133,6 +129,7 @@ class Truth:
     losses: list[Sequence[float]] = dataclasses.field(default_factory=list)
     sites: list[str] = dataclasses.field(default_factory=list)
     blocks: list[str] = dataclasses.field(default_factory=list)
+    embedding: str = ""
     norm: str = "fused"
     norms: dict[str, TrueNorm] = dataclasses.field(default_factory=dict)
     noise: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -155,18 +152,14 @@ class Truth:
         """The longest prompt with what transformers writes after it."""
         return max(self.prompts, key=lambda prompt: len(prompt.ids))
 
-    @property
-    def reads_file(self) -> bool:
-        """Whether the windows are of a text file."""
-        return self.text_file is not None
-
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Return token ids as a batch of one on the original's device."""
         return torch.tensor([ids], device=self.device)
 
     def targets(self, sample: Sample) -> Int[Tensor, " targets"]:
-        """Return a text's targets on the original's device."""
-        return torch.tensor(sample.targets, dtype=torch.long, device=self.device)
+        """Return the tokens whose loss counts: those of a prompt, or of a window's new part, from the second on."""
+        targets = sample.ids[sample.compared.start + 1 : sample.new_from]
+        return torch.tensor(targets, dtype=torch.long, device=self.device)
 
     def text(self, ids: list[int]) -> str | None:
         """Return the text of tokens, or None without a tokenizer."""

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from minigpt.device import dtype_name
 from minigpt.errors import ConfigError
@@ -93,9 +94,8 @@ class Judgement:
         """
         truth, candidate = self.truth, self.candidate
         self.say("comparing logits and norms")
-        drift = Drift(truth, candidate)
-        measured = Measured(truth, candidate, drift)
-        if truth.reads_file:
+        measured = Measured(truth, candidate, at_places=True)
+        if truth.text_file:
             self.say(f"perplexity of {truth.text_file}")
         figures, gradient_rows = measured.figures(continuing=True), None
         if gradients:
@@ -104,13 +104,13 @@ class Judgement:
                 gradient_rows = gradient_errors(after, truth.gradients or {}, truth.gradient_noise)
         require_on(candidate.norm, truth.device)
         lacking = {
-            "norms and blocks": not drift.propagated,
+            "norms and blocks": not measured.propagated,
             "tokens one by one": any(prompt.written for prompt in truth.prompts) and measured.decoded is None,
             "gradients": gradients and gradient_rows is None,
         }
         candidate_ms = milliseconds(lambda: candidate.logits(truth.longest), truth.device)
         return ParityReport(
-            **self._about(sites), **figures, **drift.figures(sites), tokens=measured.along_the_longest(),
+            **self._about(sites), **figures, **measured.places(sites), tokens=measured.along_the_longest(),
             speed=fields.Speed(candidate_ms, truth.reference_ms), gradients=gradient_rows,
             missing=[part for part, is_lacking in lacking.items() if is_lacking],
         )  # fmt: skip
@@ -137,30 +137,63 @@ class Measured:
     """What a candidate computes on all texts, held against the truth.
 
     Args:
-        drift: collects the error at each norm and block.
+        at_places: also at each norm, by itself (``local``) and after everything before it (``propagated``), and in the
+            residual stream after each block.
     """
 
-    def __init__(self, truth: Truth, candidate: Candidate, drift: "Drift | None" = None) -> None:
+    def __init__(self, truth: Truth, candidate: Candidate, *, at_places: bool = False) -> None:
         self.truth, self.candidate = truth, candidate
+        self.local: defaultdict[str, RowDistance] = defaultdict(RowDistance)
+        self.propagated: defaultdict[str, RowDistance] = defaultdict(RowDistance)
         self.prompts, self.windows = LogitsMeter(), LogitsMeter()
         self.nan: fields.NotANumber | None = None
         self.chosen: list[list[int]] = []
         for number, sample in enumerate(truth.samples):
             is_prompt = number < len(truth.prompts)
-            reading = candidate.read(sample) if is_prompt and drift else Reading(candidate.logits(sample))
+            reading = candidate.read(sample) if is_prompt and at_places else Reading(candidate.logits(sample))
             if reading.logits.isnan().any():
                 candidate.refuse_nan("the logits")
                 row = int(reading.logits.isnan().any(-1).nonzero()[0])
                 self.nan = self.nan or fields.NotANumber(number, sample.compared.start + row)
             if is_prompt:
-                if drift is not None:
-                    drift.add(sample, reading)
+                if reading.outputs:
+                    self._add_places(sample, reading.outputs)
                 self.chosen.append(reading.logits[sample.before_new].argmax(-1).tolist())
             meter = self.prompts if is_prompt else self.windows
             meter.add(sample.truth, reading.logits, truth.targets(sample), sample.counted)
         self.decoded = candidate.decode()
         if self.decoded is not None:
             self.chosen = [logits.argmax(-1).tolist() for logits in self.decoded]
+
+    def _add_places(self, sample: Sample, outputs: Mapping[str, Tensor]) -> None:
+        """Count the outputs of norms and blocks on a text.
+
+        Raises:
+            NormError: if a norm returned NaN where the truth is a number.
+        """
+        for place, exact in self.truth.true_outputs(sample).items():
+            if (output := outputs.get(place)) is not None:
+                if output.isnan().any():
+                    self.candidate.refuse_nan(f"the outputs of {place}")
+                self.propagated[place].add(output, exact)
+        for site, x in sample.inputs.items():
+            if site in outputs:
+                rounded = x[None].to(outputs[site].dtype)  # (1, T, C)
+                if (output := self.candidate.normalize(site, rounded.clone())) is not None:
+                    self.local[site].add(output[0], self.truth.norms[site](rounded[0]))
+
+    def places(self, swapped: list[str]) -> dict[str, Any]:
+        """Return the error at every norm, and in the residual stream after every block, in the order of the data."""
+        local, blocks, sites = self.local, [], []
+        for place, noise in self.truth.noise.items():
+            if place in self.propagated:
+                error = self.propagated[place].relative
+                own = local[place].relative if place in local else None
+                if place in self.truth.blocks:
+                    blocks.append(fields.BlockError(place, error, noise))
+                else:
+                    sites.append(fields.NormSiteError(place, own, error, noise, place in swapped))
+        return {"norm_sites": sites, "blocks": blocks}
 
     @property
     def largest_kl(self) -> float:
@@ -174,16 +207,13 @@ class Measured:
             continuing: whether to let the candidate write where its greedy tokens part from the original's.
         """
         truth = self.truth
-        samples, meter = (truth.windows, self.windows) if truth.reads_file else (truth.prompts, self.prompts)
-
-        def text_at(number: int, row: int) -> tuple[int, str | None]:
-            sample = samples[number]
-            position = sample.compared.start + row
-            return position, truth.text(sample.ids[: position + 1][-LAST_TOKENS:])
-
+        samples, meter = (truth.windows, self.windows) if truth.text_file else (truth.prompts, self.prompts)
+        window, row = meter.worst
+        position = samples[window].compared.start + row
+        text = truth.text(samples[window].ids[: position + 1][-LAST_TOKENS:])
         return dict(
             logits=against_noise_floor(self.prompts.distance, self.prompts.without_shift, truth.noise_floor),
-            distribution=meter.distribution(text_at),
+            distribution=meter.distribution(fields.WorstPosition(window, position, text)),
             greedy=_compare_greedy(truth, self.candidate if continuing else None, self.chosen),
             decoding=self._decoding(),
             text=_compare_windows(truth, self.windows),
@@ -223,46 +253,6 @@ class Measured:
         number = truth.prompts.index(longest)
         pieces = [truth.text([token]) or f"#{token} " for token in longest.ids]
         return fields.TextDivergence(number, pieces, self.prompts.columns[number]["kl"].tolist(), longest.new_from)
-
-
-class Drift:
-    """The error at each norm, by itself and after everything before it, and in the residual stream after each block."""
-
-    def __init__(self, truth: Truth, candidate: Candidate) -> None:
-        self.truth, self.candidate = truth, candidate
-        self.local: defaultdict[str, RowDistance] = defaultdict(RowDistance)
-        self.propagated: defaultdict[str, RowDistance] = defaultdict(RowDistance)
-
-    def add(self, sample: Sample, reading: Reading) -> None:
-        """Count what a candidate computed on a text.
-
-        Raises:
-            NormError: if a norm returned NaN where the truth is a number.
-        """
-        for place, exact in self.truth.true_outputs(sample).items():
-            if (output := reading.outputs.get(place)) is not None:
-                if output.isnan().any():
-                    self.candidate.refuse_nan(f"the outputs of {place}")
-                self.propagated[place].add(output, exact)
-        for site, x in sample.inputs.items():
-            if site in reading.outputs:
-                rounded = x[None].to(reading.outputs[site].dtype)  # (1, T, C)
-                if (output := self.candidate.normalize(site, rounded.clone())) is not None:
-                    self.local[site].add(output[0], self.truth.norms[site](rounded[0]))
-
-    def figures(self, swapped: list[str]) -> dict[str, Any]:
-        """Return the error at every norm, and in the residual stream after every block, in the order of the data."""
-        truth, sites, blocks = self.truth, [], []
-        for place, noise in truth.noise.items():
-            if place not in self.propagated:
-                continue
-            error = self.propagated[place].relative
-            if place in truth.blocks:
-                blocks.append(fields.BlockError(place, error, noise))
-            else:
-                own = self.local[place].relative if place in self.local else None
-                sites.append(fields.NormSiteError(place, own, error, noise, place in swapped))
-        return {"norm_sites": sites, "blocks": blocks}
 
 
 def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | None:

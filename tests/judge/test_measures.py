@@ -8,6 +8,9 @@ from torch import Tensor
 
 from minigpt.judge.gradients import relative_error
 from minigpt.judge.measures import Distance, LogitsMeter, against_noise_floor
+from minigpt.report.fields import WorstPosition
+
+NOWHERE = WorstPosition(0, 0, None)
 
 
 def distance(*pairs: tuple[Tensor, Tensor]) -> Distance:
@@ -59,7 +62,7 @@ def text(seq: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_kl_is_never_negative_and_0_of_the_truth_itself() -> None:
     """Rounding can take the sum below 0, by less than this."""
-    actual = read(text(50, 997)).distribution()
+    actual = read(text(50, 997)).distribution(NOWHERE)
     assert 0 <= actual.kl_mean <= actual.kl_max < 1e-12
 
 
@@ -70,7 +73,7 @@ def test_a_nan_logit_shows_in_every_figure_that_a_verdict_uses() -> None:
         actual = read(*texts)
         logits, distribution = (
             against_noise_floor(actual.distance, actual.without_shift, Distance()),
-            actual.distribution(),
+            actual.distribution(NOWHERE),
         )
         figures = (logits.rms_error, logits.max_abs_error, logits.ratio, distribution.kl_max, distribution.kl_mean)
         assert all(map(math.isnan, figures))
