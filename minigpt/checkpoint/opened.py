@@ -74,7 +74,9 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
         config = form.config(fields, tensors)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from error
-    _require_room(config, tensors, files.place)
+    values = sum(tensor.numel() for tensor in tensors.values())
+    if (needed := _count_values(config)) > 2 * values:  # before a model is made
+        raise CheckpointError(f"{files.place} holds {values:,} values, and its config needs {needed:,}")
     used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
     config = dataclasses.replace(config, used_vocab_size=used if 0 < used < config.vocab_size else None)
     if config.tie_word_embeddings and {"wte.weight", "lm_head.weight"} <= tensors.keys():
@@ -131,19 +133,10 @@ def _warn(message: str) -> None:
     logging.getLogger("minigpt").warning("%s", message)
 
 
-def _require_room(config: GPT2Config, tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Check that the tensors can be a model of about this size, before one is made.
-
-    Raises:
-        CheckpointError: if the config needs far more values than there are.
-    """
-    width, values = config.n_embd, sum(tensor.numel() for tensor in tensors.values())
-    block = 4 * width * width + 2 * width * config.inner_size
-    needed = config.n_layer * block + (config.vocab_size + config.n_positions) * width
-    if tensors and needed > 2 * values:
-        raise CheckpointError(
-            f"{place} does not hold this model's tensors: its config needs {needed:,} values, and it has {values:,}"
-        )
+def _count_values(config: GPT2Config) -> int:
+    """Return how many values the matrices of a model have."""
+    width, block = config.n_embd, 4 * config.n_embd + 2 * config.inner_size
+    return (config.n_layer * block + config.vocab_size + config.n_positions) * width
 
 
 def require_fitting(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: Path) -> None:

@@ -49,11 +49,8 @@ def local_place(
             raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
         if path.exists():
             return path
-        dangling = next((link for link in (path, *path.parents) if link.is_symlink() and not link.exists()), None)
     except OSError as error:
         raise CheckpointError(f"cannot read {source}: {error.strerror}") from error
-    if dangling is not None:
-        raise CheckpointError(f"{dangling} is a link to {dangling.readlink()}, which does not exist")
     if not isinstance(source, str) or not REPOSITORY.fullmatch(source) or is_weights:
         raise CheckpointError(f"there is no directory or file of weights {source}")
     return _fetch(source, files, revision, local_files_only)

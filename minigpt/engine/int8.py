@@ -7,7 +7,6 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -20,9 +19,6 @@ from minigpt.errors import ConfigError, kind_of
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2
 
-MOST = 127  # the largest weight: both signs have as many steps
-ORDER = [0, 2, 1, 3]  # of the four inputs that lie together; it is its own inverse
-AT_ONCE = 4096  # outputs rounded at a time, so that it takes little memory
 CACHED_BYTES = 64 << 20  # of weights that are fast to read, so that drafts save nothing
 SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
 
@@ -30,8 +26,7 @@ SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
 class Int8Linear(nn.Module):
     """``y = x W^T + b`` with ``W`` as integers of -127 to 127, each 64 of a row times a scale of their own.
 
-    The kernel rounds an input row by blocks too, to 16 bits. Without
-    the kernel the weights are widened for each product, which gives the same numbers slowly.
+    The kernel multiplies. It rounds an input row by blocks too, to 16 bits.
 
     Args:
         rows: (out, in), the weight of ``F.linear``.
@@ -66,33 +61,10 @@ def panels_of(rows: Float[Tensor, "out inp"]) -> UInt8[Tensor, "panels blocks by
     """
     count, blocks = -(-len(rows) // PANEL), -(-rows.shape[1] // BLOCK)
     panels = torch.empty(count, blocks, SCALES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
-    if kernel.is_at_hand() and rows.dtype in kernel.ROWS:
-        kernel.int8_panels(rows, panels)
-    else:
-        for some, place in zip(rows.split(AT_ONCE), panels.split(AT_ONCE // PANEL), strict=True):
-            _round(some, place)
+    kernel.int8_panels(rows if rows.dtype in kernel.ROWS else rows.float(), panels)
     if not panels[..., :SCALES].contiguous().view(torch.float32).isfinite().all():
         raise ConfigError("weights must be finite to be quantized, got NaN or infinity")
     return panels
-
-
-def _round(rows: Float[Tensor, "out inp"], panels: UInt8[Tensor, "panels blocks bytes"]) -> None:
-    count, blocks, _ = panels.shape
-    padded = F.pad(rows.float(), (0, blocks * BLOCK - rows.shape[1], 0, count * PANEL - len(rows)))
-    padded = padded.view(count, PANEL, blocks, BLOCK)
-    scales = padded.abs().amax(-1) / MOST  # (panels, 16, blocks)
-    steps = scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
-    whole = (padded / steps).round_().to(torch.int8).unflatten(-1, (-1, 4))[..., ORDER]  # (panels, 16, blocks, 16, 4)
-    panels[..., :SCALES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
-    panels[..., SCALES:] = whole.permute(0, 2, 3, 1, 4).flatten(2).view(torch.uint8)
-
-
-def rows_of(panels: UInt8[Tensor, "panels blocks bytes"]) -> Float[Tensor, "out inp"]:
-    """Return the values of ``panels_of``, its zeros included."""
-    whole = panels[..., SCALES:].view(torch.int8).unflatten(-1, (-1, PANEL, 4))[..., ORDER]
-    scales = panels[..., :SCALES].contiguous().view(torch.float32)  # (panels, blocks, 16)
-    values = whole * scales[:, :, None, :, None]  # (panels, blocks, 16, 16, 4)
-    return values.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1).flatten(1)
 
 
 torch.library.define("minigpt::int8_product", "(Tensor x, Tensor panels, int out) -> Tensor")
@@ -100,11 +72,7 @@ torch.library.define("minigpt::int8_product", "(Tensor x, Tensor panels, int out
 
 @torch.library.impl("minigpt::int8_product", "cpu")
 def _int8_product(x: Tensor, panels: Tensor, out: int) -> Tensor:
-    if kernel.is_at_hand():
-        return kernel.int8_product(x, panels, out)
-    some = AT_ONCE // PANEL
-    pieces = [F.linear(x, rows_of(part)[:, : x.shape[1]]) for part in panels.split(some)]
-    return torch.cat(pieces, dim=1)[:, :out].contiguous()
+    return kernel.int8_product(x, panels, out)
 
 
 @torch.library.register_fake("minigpt::int8_product")
@@ -121,7 +89,7 @@ def quantize_int8(model: GPT2) -> GPT2:
 
     Raises:
         ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic, is quantized already, or has a weight
-            that is not finite.
+            that is not finite; or if there is no kernel.
     """
     check_gpt2(model)
     check_quantize("int8", model.arithmetic)
@@ -131,6 +99,8 @@ def quantize_int8(model: GPT2) -> GPT2:
         raise ConfigError("the model is quantized already")
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
+    if isinstance(reason := kernel.load(), str):
+        raise ConfigError(f'quantize="int8" needs the decoding kernel: {reason}')
     model.add_module("lm_head", Int8Linear(head_rows(model), None).train(model.training))
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from minigpt.engine.hooks import is_watched
-from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP
+from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP, is_watched
 from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import Block
 from minigpt.model.mlp import gelu_new, gelu_tanh

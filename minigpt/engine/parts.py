@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
 
-from minigpt.engine.hooks import has_hooks, is_watched
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model.attention import CausalSelfAttention
@@ -156,3 +156,22 @@ def affine_layers(model: nn.Module) -> list[str]:
 def _exchange(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) -> None:
     for part in model.modules():
         part.__class__ = classes.get(type(part), type(part))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if hooks fire when the module is called: its own, or those on all modules."""
+    return _has_own_hooks(module) or _has_global_hooks()
+
+
+def is_watched(*modules: nn.Module) -> bool:
+    """Return True if hooks fire when any of these is called."""
+    return _has_global_hooks() or any(map(_has_own_hooks, modules))
+
+
+def _has_own_hooks(module: nn.Module) -> bool:
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _has_global_hooks() -> bool:
+    return bool(global_hooks._has_any_global_hook())

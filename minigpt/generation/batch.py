@@ -4,7 +4,7 @@ end, and adds it.
 V vocabulary.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minigpt.engine.reader import Reader
 from minigpt.errors import GenerationError
-from minigpt.generation.choosing import next_logits, next_tokens
+from minigpt.generation.choosing import next_tokens
 from minigpt.generation.drafts import Drafts
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
@@ -74,11 +74,10 @@ class Batch:
         self.rows: list[Row] = []
         self._begins: list[int] = []  # of each row, the place of the first token of its window
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Add rows, of which nothing is read yet."""
-        for row in rows:
-            self.rows.append(row)
-            self._begins.append(0)
+        self.rows += rows
+        self._begins += [0] * len(rows)
 
     def drop(self, rows: Container[Row]) -> None:
         """Remove rows. The last row takes the place of a removed one."""
@@ -119,20 +118,15 @@ class Batch:
 
     def _pieces(self, budget: int | None, only: Container[Row] | None) -> dict[int, Piece]:
         """Return what to read of each row, by its place."""
-        unread: dict[int, list[int]] = {}
-        for place, row in enumerate(self.rows):
-            if (only is None or row in only) and (ids := self._unread(place)):
-                unread[place] = ids
-        if budget is None:
-            return {
-                place: Piece(row := self.rows[place], len(row.ids) - len(ids), ids, True)
-                for place, ids in unread.items()
-            }
-        counts = _shares({place: len(ids) for place, ids in unread.items()}, budget)
+        places = [place for place, row in enumerate(self.rows) if only is None or row in only]
+        unread = {place: ids for place in places if (ids := self._unread(place))}
+        counts = {place: len(ids) for place, ids in unread.items()}
         return {
-            place: Piece(row := self.rows[place], len(row.ids) - len(ids), ids[:count], count == len(ids))
-            for place, ids in unread.items()
-            if (count := counts[place])
+            place: Piece(
+                row := self.rows[place], len(row.ids) - counts[place], unread[place][:count], count == counts[place]
+            )
+            for place, count in (counts if budget is None else _shares(counts, budget)).items()
+            if count
         }
 
     @torch.inference_mode()
@@ -159,13 +153,15 @@ class Batch:
             self._push(logits, [piece.row for piece in going])
         rows = [piece.row for piece in whole]
         if ended := [row for row in rows if row.end]:
+            for place in range(len(self.rows)):
+                self._unread(place)  # a text that waits for the same text takes its keys now
             self.drop(ended)
         return rows
 
     def _push(self, logits: Float[Tensor, "rows vocab"], rows: list[Row]) -> None:
         """Choose and add a token to each row. An error of one row is not an error of the others."""
         try:
-            tokens = next_tokens(next_logits(self.model, logits), rows)
+            tokens = next_tokens(self.model, logits, rows)
         except GenerationError as error:
             if len(rows) == 1:
                 rows[0].fail(error)
@@ -185,7 +181,7 @@ class Batch:
         row, right = piece.row, 0
         for logits in piece.logits.split(1):  # each (1, V)
             try:
-                row.push(*next_tokens(next_logits(self.model, logits), [row]))
+                row.push(*next_tokens(self.model, logits, [row]))
             except GenerationError as error:
                 if not right:
                     row.fail(error)

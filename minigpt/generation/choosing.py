@@ -67,35 +67,30 @@ def warp(
     return _processed(logits, valid, TextSoFar(input_ids.long(), prompt_length, ends))
 
 
-def next_logits(model: GPT2, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Return logits in float32, with -inf for ids that are padding of the vocabulary."""
-    used = model.config.used_vocab_size
-    if used is None:
-        return logits.float()
-    unused = torch.arange(logits.shape[-1], device=logits.device) >= used  # (V,)
-    return logits.float().masked_fill(unused, -torch.inf)
-
-
-def next_tokens(logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps: bool = True) -> list[int]:
+def next_tokens(model: GPT2, logits: Float[Tensor, "batch vocab"], rows: list[Row], *, keeps: bool = True) -> list[int]:
     """Return the next token of each row: the likeliest, or one drawn with the row's own random number.
 
-    Rows whose settings choose in the same way are processed together. With ``keeps``, scores and log-probabilities are
-    added to the rows whose settings ask for them.
+    Ids that are padding of the vocabulary have no token. Rows whose settings choose in the same way are processed
+    together. With ``keeps``, scores and log-probabilities are added to the rows whose settings ask for them.
 
     Raises:
         NoTokenLeftError: if the settings of a row exclude every token.
         GenerationError: if a logit is NaN or infinite.
     """
+    logits = logits.float()
+    if (used := model.config.used_vocab_size) is not None:
+        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= used, -torch.inf)
     alike: defaultdict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         alike[row.settings.choice].append(place)
     if len(alike) == 1:
         return _next_tokens_alike(logits, rows, keeps)
-    tokens: dict[int, int] = {}
+    tokens = [0] * len(rows)
     for places in alike.values():
         group = _next_tokens_alike(logits[places], [rows[place] for place in places], keeps)
-        tokens |= zip(places, group, strict=True)
-    return [tokens[place] for place in range(len(rows))]
+        for place, token in zip(places, group, strict=True):
+            tokens[place] = token
+    return tokens
 
 
 def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], keeps: bool) -> list[int]:

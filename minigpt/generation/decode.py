@@ -166,8 +166,7 @@ def complete(
     Raises:
         ConfigError: at the call, if the model is not a GPT2, or is on the meta device.
         GenerationError: at the call, if settings are invalid, prompts is a single text, the tokenizer is not a
-            minigpt.Tokenizer, or a prompt (the message has its number) is too long or not a text. Later, as
-            ``generate``.
+            minigpt.Tokenizer, or a prompt (the message has its number) is too long. Later, as ``generate``.
     """
     valid = parse_settings(**settings, output_logprobs=output_logprobs)
     if valid.output_scores:
@@ -183,32 +182,31 @@ def complete_texts(
     if batch_size < 1:
         raise GenerationError(f"must be at least 1, got {batch_size!r}", argument="batch_size")
     require_codec(tokenizer)
-    if not isinstance(prompts, Sequence) or isinstance(prompts, str):
-        raise GenerationError(f"must be a list of texts, got {type(prompts).__name__}", argument="prompts")
+    if isinstance(prompts, str):
+        raise GenerationError("must be a list of texts, got str", argument="prompts")
     texts = []
     for number, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise GenerationError(
-                f"must be a list of texts, got {type(prompt).__name__} at {number}", argument="prompts"
-            )
         try:
             texts.append(prompt_ids(tokenizer, prompt))
             require_fits(model, texts[-1:], settings)
         except GenerationError as error:
             raise GenerationError(f"{names[number] if names else f'prompt {number}'}: {error}") from error
-    return _completions(model, rows_of(model, texts, settings, tokenizer), settings, skip, batch_size)
+    rows = rows_of(model, texts, settings, tokenizer)
+    return (
+        Completion(
+            row.prompt, row.number, row.new_ids, row.take_text(), row.end,
+            row.logprobs if settings.output_logprobs else None, row.drafted, row.accepted,
+        )
+        for row in _lazily_written(model, rows, settings, batch_size, skip)
+        if row.end
+    )  # fmt: skip
 
 
-def _completions(
-    model: GPT2, rows: list[Row], settings: GenerationSettings, skip: Container[tuple[int, int]], places: int
-) -> Iterator[Completion]:
-    rows = [row for row in rows if (row.prompt, row.number) not in skip]
-    for row in write_rows(model, rows, settings, places) if rows else ():
-        if row.end:
-            logprobs = row.logprobs if settings.output_logprobs else None
-            yield Completion(
-                row.prompt, row.number, row.new_ids, row.take_text(), row.end, logprobs, row.drafted, row.accepted
-            )
+def _lazily_written(
+    model: GPT2, rows: list[Row], settings: GenerationSettings, places: int, skip: Container[tuple[int, int]]
+) -> Iterator[Row]:
+    if rows := [row for row in rows if (row.prompt, row.number) not in skip]:
+        yield from write_rows(model, rows, settings, places)
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
@@ -258,16 +256,11 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
         text = "the text goes beyond the model's context of %d tokens; from there on it sees only the last of them"
         logging.getLogger("minigpt").warning(text, context)
         return
+    slide = 'overflow="slide" (--overflow slide in a shell) goes on beyond it'
     if longest >= context:
-        raise GenerationError(
-            f"the prompt has {longest} tokens and the model's context {context}; give a shorter one, or "
-            'overflow="slide" (--overflow slide in a shell)'
-        )
-    raise GenerationError(
-        f"must be at most {context - longest} with a prompt of {longest} tokens in a context of {context}, got {new}; "
-        'overflow="slide" (--overflow slide in a shell) goes on beyond it',
-        argument="max_new_tokens",
-    )
+        raise GenerationError(f"the prompt has {longest} tokens and the model's context {context}; {slide}")
+    most = f"must be at most {context - longest} with a prompt of {longest} tokens in a context of {context}"
+    raise GenerationError(f"{most}, got {new}; {slide}", argument="max_new_tokens")
 
 
 def rows_of(
@@ -296,7 +289,7 @@ def _written(batch: Batch, rows: list[Row]) -> Iterator[Row]:
     """Yield each row whenever it has new tokens. The next waiting row takes a free place at once."""
     waiting = iter(rows)
     while True:
-        batch.add(itertools.islice(waiting, batch.places - len(batch.rows)))
+        batch.add(list(itertools.islice(waiting, batch.places - len(batch.rows))))
         if not batch.rows:
             return
         yield from batch.step()

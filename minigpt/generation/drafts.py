@@ -15,7 +15,7 @@ import torch
 from minigpt.engine.int8 import drafter_of, why_not_drafted
 from minigpt.engine.reader import Reader
 from minigpt.errors import ConfigError, GenerationError
-from minigpt.generation.choosing import next_logits, next_tokens
+from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
 
@@ -108,7 +108,7 @@ class Drafts:
             with suppress(GenerationError):  # the model itself says whether no token can be chosen
                 for column in columns:
                     logits = self.int8(row.ids[-1:], [0], [column], reader.store)  # (1, V)
-                    row.ids += next_tokens(next_logits(self.model, logits), [row], keeps=False)
+                    row.ids += next_tokens(self.model, logits, [row], keeps=False)
                     if row.ids[-1] in row.end_ids:
                         break
         finally:

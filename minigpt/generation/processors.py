@@ -1,8 +1,7 @@
 """Logits processors: what a setting of generation does to the logits of the next token.
 
 A function here has a setting's name. It takes the setting's value and returns the processor, so that what depends only
-on the value is computed once. The names, the order and the values are those of transformers. A processor takes time
-linear in the text.
+on the value is computed once. The names, the order and the values are those of transformers.
 
 B batch, T tokens so far, V vocabulary.
 """
@@ -15,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-LONG_RUN = 32  # tokens; longer runs are compared in time linear in the text
 Logits = Float[Tensor, "batch vocab"]
 
 
@@ -169,23 +167,7 @@ def _without(logits: Logits, tokens: Int[Tensor, " ids"]) -> Logits:
 def _repeats(ids: Int[Tensor, "batch seq"], size: int) -> Bool[Tensor, "batch places"]:
     """Return where the last ``size`` ids occur earlier: True at i if ids i to i + size equal them."""
     places = ids.shape[1] - size
-    if size > LONG_RUN:
-        return torch.tensor([_ends_equal(row, size) for row in ids.tolist()], device=ids.device)
     equal = torch.ones(len(ids), places, dtype=torch.bool, device=ids.device)
     for offset in range(size):
         equal &= ids[:, offset : offset + places] == ids[:, places + offset, None]
     return equal
-
-
-def _ends_equal(ids: list[int], size: int) -> list[bool]:
-    """Return the same for one row, in time linear in its length, by the Z algorithm on the reversed ids."""
-    ids = ids[::-1]
-    length, lengths, start, end = len(ids), [0] * len(ids), 0, 0  # ids[start:end] equals ids[: end - start]
-    for i in range(1, length):
-        common = min(end - i, lengths[i - start]) if i < end else 0
-        while i + common < length and ids[common] == ids[i + common]:
-            common += 1
-        lengths[i] = common
-        if i + common > end:
-            start, end = i, i + common
-    return [common >= size for common in lengths[length - size : 0 : -1]]

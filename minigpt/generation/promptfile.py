@@ -121,7 +121,8 @@ class TextFile:
 
 
 def _row(line: PromptLine, text: Completion) -> dict[str, Any]:
-    row: dict[str, Any] = {"line": line.line, "number": text.number}
-    row |= {"id": line.id} if line.id is not None else {}
-    row |= {"prompt": line.prompt, "text": text.text, "end": text.end, "tokens": len(text.ids)}
-    return row | ({"logprobs": text.logprobs} if text.logprobs is not None else {})
+    row = {
+        "line": line.line, "number": text.number, "id": line.id, "prompt": line.prompt, "text": text.text,
+        "end": text.end, "tokens": len(text.ids), "logprobs": text.logprobs,
+    }  # fmt: skip
+    return {name: value for name, value in row.items() if value is not None}

@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 
 
 def is_int(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
@@ -227,13 +227,9 @@ class Settings(TextSettings, total=False):
 # fmt: on
 
 
-def _declared() -> Iterator[tuple[str, Setting]]:
-    for name, hint in get_type_hints(Settings, include_extras=True).items():
-        kind, setting = get_args(hint)
-        yield name, dataclasses.replace(setting, type=kind)
-
-
-SETTINGS: dict[str, Setting] = dict(_declared())  # the table
+SETTINGS: dict[str, Setting] = {}  # the table
+for _name, _hint in get_type_hints(Settings, include_extras=True).items():
+    SETTINGS[_name] = dataclasses.replace(get_args(_hint)[1], type=get_args(_hint)[0])
 _keys = (
     f"    {name}: {SETTINGS[name].about} It must {SETTINGS[name].rule.requirement}." for name in Options.__annotations__
 )
@@ -333,12 +329,8 @@ class GenerationSettings(SimpleNamespace):
         """The settings that change logits, in the order of their processors."""
         from minigpt.generation.processors import PROCESSORS  # not before: help must not wait for PyTorch
 
-        values = {name: getattr(self, name) for name in PROCESSORS}
-        return {
-            name: value
-            for name, value in values.items()
-            if SETTINGS[name].changes(value) and (self.samples or not SETTINGS[name].shapes_draw)
-        }
+        can_change = [name for name in PROCESSORS if self.samples or not SETTINGS[name].shapes_draw]
+        return {name: value for name in can_change if SETTINGS[name].changes(value := getattr(self, name))}
 
     @cached_property
     def processes(self) -> "list[Process]":
@@ -378,10 +370,8 @@ class GenerationSettings(SimpleNamespace):
             GenerationError: if some are not; the message has the least of them.
         """
         words = [id for run in self.bad_words_ids or () for id in run]
-        for name, ids in (
-            ("bad_words_ids", words),
-            *((name, getattr(self, name)) for name in ("suppress_tokens", "logit_bias")),
-        ):
+        named = {"bad_words_ids": words, "suppress_tokens": self.suppress_tokens, "logit_bias": self.logit_bias}
+        for name, ids in named.items():
             if (largest := max(ids or (), default=0)) >= vocab_size:
                 raise GenerationError(
                     f"must hold ids below the vocabulary's {vocab_size}, got {largest}", argument=name

@@ -101,18 +101,13 @@ def check_context(attention_mask: Tensor | None, cache: KVCache | None, total: i
 
 def check_cache(config: GPT2Config, cache: KVCache, batch: int, seq: int) -> None:
     """Check that a cache fits the model's shape, and that ``seq`` more tokens fit the cache."""
-    if not hasattr(cache, "store"):
-        raise GenerationError(f"cache must be made by the model's new_cache, got {type(cache).__name__}")
-    layers, _, _, *heads = cache.store.select(4, 0).shape  # (L, 2, B, H, D)
-    shape, expected = (layers, *heads), (config.n_layer, config.n_head, config.head_size)
-    if shape != expected:
+    expected = (config.n_layer, 2, batch, config.n_head, config.head_size)
+    shape = tuple(cache.store.select(4, 0).shape) if isinstance(cache, KVCache) else type(cache).__name__
+    if shape != expected:  # (L, 2, B, H, D)
         raise GenerationError(
-            "cache must have {} layers of {} heads of width {}, got {}, {} and {}; use this model's new_cache".format(
-                *expected, *shape
-            )
+            "cache must be this model's new_cache of input_ids' batch size: layers, 2, batch, heads and width must be "
+            f"{expected}, got {shape}"
         )
-    if batch != cache.batch_size:
-        raise GenerationError(f"input_ids must have the cache's batch size of {cache.batch_size}, got {batch}")
     if cache.length + seq > cache.max_length:
         raise GenerationError(
             f"the cache holds {cache.length} tokens of at most {cache.max_length}; {seq} more do not fit"

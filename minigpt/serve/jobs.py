@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch
-from minigpt.generation.choosing import NoTokenLeftError, next_logits, next_tokens
+from minigpt.generation.choosing import NoTokenLeftError, next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
 from minigpt.serve.protocol import REASONS, CompletionRequest, RefusalError, TextEvent, Token
@@ -183,7 +183,7 @@ class Comparison:
 
         Its ``kl`` is the Kullback-Leibler divergence of the second model's distribution from the first's, in nats.
         """
-        (token,) = next_tokens(next_logits(self.models[side], logits[side]), [row])
+        (token,) = next_tokens(self.models[side], logits[side], [row])
         position = len(row.new_ids)
         row.push(token)
         pair = torch.cat([of_model.cpu() for of_model in logits]).double()  # (2, V)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt.engine import kernel, plain, quantize_int8, use_kernel
-from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import StepKernel, step_of, why_not
 from minigpt.engine.reader import Reader
 from minigpt.generation.decode import rows_of as rows_to_write
@@ -186,18 +185,6 @@ def test_int8_step_is_the_layers_own_numbers() -> None:
         logits = read(StepKernel(model), ids.tolist(), caches[0].store)
         expected = model(ids, cache=caches[1]).flatten(0, 1)
     assert_within(rms(logits - expected), 1e-4 * rms(expected), rms(expected), "int8")
-
-
-def test_without_the_kernel_int8_is_as_good() -> None:
-    layer, x = Int8Linear(torch.randn(50, 90), None), torch.randn(1, 4, 90)
-    with torch.no_grad():
-        supplied = layer(x)
-        use_kernel(False)
-        try:
-            target = layer(x)
-        finally:
-            use_kernel(True)
-    assert_within(rms(supplied - target), 5e-5 * rms(target), rms(target), "int8 by two ways")
 
 
 def written(model: Any, prompts: list[list[int]], places: int) -> list[list[int]]:

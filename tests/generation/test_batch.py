@@ -82,6 +82,16 @@ def test_texts_with_one_prompt_read_it_once() -> None:
         assert alone.ids == row.ids
 
 
+def test_texts_that_end_at_their_first_token_read_their_prompt_once() -> None:
+    batch, counts = Batch(small_model(), 3, 20), []
+    batch.add([Row([1, 2, 3, 4, 5], GenerationSettings(max_new_tokens=1)) for _ in range(3)])
+    while batch.rows:
+        pieces = batch.read()
+        counts.append([len(piece.ids) for piece in pieces])
+        batch.choose(pieces)
+    assert counts == [[5], [1, 1]]
+
+
 def test_an_error_of_one_row_is_its_own() -> None:
     """A server tells one client; the others get their tokens."""
 

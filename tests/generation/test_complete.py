@@ -54,15 +54,6 @@ def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
     assert results == {(i, j): alone(prompts[i], 3 * i + j, **how) for i in range(3) for j in range(3)}
 
 
-@pytest.mark.parametrize("places", [1, 2, 5])
-def test_texts_of_one_prompt_that_have_parted_are_read_anew_each_for_itself(places: int) -> None:
-    how = {"eos_token_id": None, **SAMPLED, "overflow": "slide", "max_new_tokens": 30}
-    texts = ["the dog " * 20, "a"]
-    results = by_place(list(complete(MODEL, TOKENIZER, texts, batch_size=places, num_return_sequences=2, **how)))
-    assert len(TOKENIZER.encode(texts[0])) + 30 > MODEL.config.n_positions
-    assert results == {(i, j): alone(texts[i], 2 * i + j, **how) for i in (0, 1) for j in (0, 1)}
-
-
 def test_a_sliding_window_among_others() -> None:
     how = {"max_new_tokens": 30, "overflow": "slide", "eos_token_id": None}
     prompts = ["x" * 60, "a", "the dog", "y" * 100]
@@ -107,7 +98,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no text": ({"prompts": ["\ud800"]}, "^prompt 0: text "),
     "no places": ({"batch_size": 0}, "^batch_size .*0"),
     "one text": ({"prompts": "abc"}, "^prompts .*str"),
-    "ids": ({"prompts": ["a", [1, 2]]}, "^prompts .*list at 1"),
     "scores": ({"output_scores": True}, "^output_scores .*output_logprobs"),
 }
 

@@ -206,12 +206,3 @@ def test_a_draft_is_as_long_as_pays() -> None:
     for steps in (64, 1000):
         print(f"none accepted in {steps} steps: {speedup(0.0, steps):.2f} times as fast")
         assert speedup(0.0, steps) > 0.9
-
-
-def test_drafts_begin_again_where_a_text_is_easy_again() -> None:
-    length, drafted = DraftLength(), 0
-    for is_easy, expected in ((False, 0), (True, MOST), (False, 0)):
-        for _ in range(200):
-            drafted = length.next()
-            length.learn(drafted, drafted * is_easy, 1 + 0.1 * drafted)
-        assert drafted == expected

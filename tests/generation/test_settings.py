@@ -11,7 +11,7 @@ from test_generation import Untouched
 from minigpt import GenerationError, Tokenizer
 from minigpt.generation import generate, parse_settings, stream
 from minigpt.generation.processors import PROCESSORS
-from minigpt.generation.settings import HTTP, SETTINGS, SHELL, Options, check_settings
+from minigpt.generation.settings import HTTP, SETTINGS, Options, check_settings
 
 TOKENIZER = Tokenizer(tiny_bpe(300))
 
@@ -80,24 +80,11 @@ def test_one_client_has_limits_that_python_has_not() -> None:
         assert refused.value.argument == name
 
 
-def test_what_a_user_may_not_give_is_unknown_to_it() -> None:
-    for user in (SHELL, HTTP):
-        with pytest.raises(GenerationError) as refused:
-            check_settings({"max_new_tokens": 4, "output_scores": True}, user)
-        assert refused.value.argument == "output_scores"
-
-
 def test_every_processor_has_a_setting() -> None:
     assert PROCESSORS.keys() <= SETTINGS.keys()
     for name in PROCESSORS:
         for value in SETTINGS[name].neutral:
             assert parse_settings(max_new_tokens=4, do_sample=True, **{name: value}).active == {}
-
-
-def test_settings_may_be_changed() -> None:
-    settings = parse_settings(max_new_tokens=4, stop="a", eos_token_id=7)
-    changed = settings.replace(max_new_tokens=9)
-    assert (changed.max_new_tokens, changed.stop, changed.eos_token_id) == (9, ("a",), (7,))
 
 
 def test_the_docs_name_every_limit_of_the_server() -> None:
