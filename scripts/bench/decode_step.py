@@ -5,17 +5,20 @@
 ``--library`` compares builds of kernel.c; the default is the installed one.
 """
 
-import argparse
 import functools
 import itertools
-import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/
+
 import torch
+import typer
+from bench.results import JsonFile, keep
 from torch import Tensor
 
 import minigpt
@@ -27,36 +30,26 @@ from minigpt.engine.parts import head_rows
 READ = 2**28  # bytes, more than caches hold
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="gpt2")
-    parser.add_argument("--kind", default="float32,bfloat16,int8")
-    parser.add_argument("--rows", default="1", help="new tokens of a step, each of another text")
-    parser.add_argument("--past", default="96", help="tokens that every text has read")
-    parser.add_argument("--prompt", default="", help="tokens of a prompt that is read at once")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--library", action="append", default=[])
-    parser.add_argument("--json", type=Path)
-    supplied = parser.parse_args()
+def main(
+    preset: str = "gpt2", kind: str = "float32,bfloat16,int8", rows: str = "1", past: str = "96", prompt: str = "",
+    rounds: int = 20, library: list[str] | None = None, json_file: JsonFile = None,
+) -> None:  # fmt: skip
+    """Time steps of ``rows`` new tokens, each after ``past`` tokens of its text, and steps that read a whole prompt."""
     memory = torch.ones(READ // 4)
     runs: dict[str, Callable[[], object]] = {"memory": memory.sum}
     sizes = {"memory": READ}
-    counts, lengths, prompts = (
-        [int(n) for n in numbers.split(",") if n] for numbers in (supplied.rows, supplied.past, supplied.prompt)
-    )
-    for kind in supplied.kind.split(","):
-        for library in supplied.library or [""]:
-            step, cache, size = prepared(supplied.preset, kind, max(counts), max([*lengths, *prompts]), library)
-            for rows, past in itertools.product(counts, lengths):
-                name = f"{kind} {Path(library).stem}".strip() + f", {rows} after {past}"
-                places = [5] * rows, list(range(rows)), [past] * rows
-                runs[name], sizes[name] = functools.partial(step, *places, cache), size
-            for tokens in prompts:
-                name, places = f"{kind} {Path(library).stem}".strip() + f", prompt of {tokens}", range(tokens)
-                read = functools.partial(step, [5] * tokens, [0] * tokens, places, cache, [tokens - 1])
-                runs[name], sizes[name] = read, size
+    counts, lengths, prompts = ([int(n) for n in numbers.split(",") if n] for numbers in (rows, past, prompt))
+    for storage, build in itertools.product(kind.split(","), library or [""]):
+        step, cache, size = prepared(preset, storage, max(counts), max([*lengths, *prompts]), build)
+        contestant = f"{storage} {Path(build).stem}".strip()
+        for count, length in itertools.product(counts, lengths):
+            name, places = f"{contestant}, {count} after {length}", ([5] * count, list(range(count)), [length] * count)
+            runs[name], sizes[name] = functools.partial(step, *places, cache), size
+        for tokens in prompts:
+            read = functools.partial(step, [5] * tokens, [0] * tokens, range(tokens), cache, [tokens - 1])
+            runs[f"{contestant}, prompt of {tokens}"], sizes[f"{contestant}, prompt of {tokens}"] = read, size
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(supplied.rounds):
+    for _ in range(rounds):
         for name, run in runs.items():
             run()
             start = time.perf_counter()
@@ -75,8 +68,7 @@ def main() -> None:
             f"{sizes[name] / speeds['median'] / 1e9:5.1f} GB/s, of the limit {shares['median']:.2f} "
             f"(by the least {shares['least']:.2f})"
         )
-    if supplied.json:
-        supplied.json.write_text(json.dumps({"preset": supplied.preset, "steps": actual}, indent=2))
+    keep({"preset": preset, "steps": actual}, json_file)
 
 
 def prepared(preset: str, kind: str, rows: int, past: int, library: str) -> tuple[StepKernel, Tensor, int]:
@@ -97,4 +89,4 @@ def prepared(preset: str, kind: str, rows: int, past: int, library: str) -> tupl
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
