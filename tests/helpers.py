@@ -49,7 +49,9 @@ def small_model(
 ) -> minigpt.GPT2:  # fmt: skip
     """Our GPT-2 with random weights, in eval mode."""
     config = minigpt.GPT2Config(**SMALL | fields)
-    model = with_arithmetic(minigpt.GPT2(config, norm=norm, attention=attention), arithmetic)
+    model = minigpt.GPT2(config, norm=norm, attention=attention)
+    if arithmetic == "fast":
+        accelerate(model)
     randomize(model)
     return model.eval().to(device, dtype)
 
@@ -57,17 +59,14 @@ def small_model(
 def same_weights(reference: GPT2LMHeadModel, arithmetic: str = "fast", **how: Any) -> minigpt.GPT2:
     """Our model of the reference's config, attention and weights, every one of them written; eval mode."""
     config = minigpt.GPT2Config.from_dict(reference.config.to_dict())
-    model = with_arithmetic(minigpt.GPT2(config, attention=reference.config._attn_implementation, **how), arithmetic)
+    model = minigpt.GPT2(config, attention=reference.config._attn_implementation, **how)
+    if arithmetic == "fast":
+        accelerate(model)
     weights = {name.removeprefix("transformer."): tensor for name, tensor in reference.state_dict().items()}
     if config.tie_word_embeddings:
         del weights["lm_head.weight"]
     model.to(reference.device, reference.dtype).load_state_dict(weights, strict=True)
     return model.eval()
-
-
-def with_arithmetic(model: minigpt.GPT2, arithmetic: str) -> minigpt.GPT2:
-    """The model in "fast" or "reference" arithmetic."""
-    return accelerate(model) if arithmetic == "fast" else model
 
 
 def in_float64(reference: GPT2LMHeadModel, **fields: Any) -> GPT2LMHeadModel:
