@@ -21,7 +21,6 @@ from minigpt.report.numerals import brief
 
 EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
 NEEDED = (64, 768, 1024, 1280, 1600)  # widths of GPT-2s; a norm may refuse others
-ALL = tuple(DTYPES.values())
 
 
 class Unsupported(NormError):
@@ -345,17 +344,18 @@ class Case:
     tests: str
     reason: str
     compare: Compare
-    dtypes: tuple[torch.dtype, ...] = ALL
 
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
-        outcomes = {dtype_name(dtype): self._at(subject, dtype) for dtype in self.dtypes}
+        outcomes = {
+            name: self._at(subject.drawing_for(f"{self.name}, {name}"), dtype) for name, dtype in DTYPES.items()
+        }
         return CaseResult(self.name, self.group, self.tests, self.reason, outcomes)
 
     @torch.no_grad()
     def _at(self, subject: Subject, dtype: torch.dtype) -> Outcome:
         try:
-            outcomes = [*self.compare(subject.drawing_for(f"{self.name}, {dtype_name(dtype)}"), dtype)]
+            outcomes = [*self.compare(subject, dtype)]
         except RAISED as error:
             sentence = str(error) if isinstance(error, NormError) else f"it raises {last_line(error)}"
             is_refused = isinstance(error, Unsupported) or dtype == torch.float64

@@ -194,7 +194,6 @@ class OnlyGroups(nn.Module):
     [
         (OnlyGroups, "OnlyGroups, given .4, 64. in float32, raised ValueError: not enough values.*test_conformance.py"),
         ("no_such_norm", "unknown norm 'no_such_norm'"),
-        ("frozen", "no deviation"),
         (norm_that(sabotages.raises("no such kernel", lambda n, x: True)), "Norm.*no such kernel.*sabotages.py"),
     ],
 )
@@ -247,35 +246,24 @@ def test_what_changes_the_process_is_undone_and_noted() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-# The diagnosis of each registered norm; "" if it is a LayerNorm, None if it cannot be judged as it stands
-REGISTERED = {
-    "fused": "", "textbook": "", "triton": "",
-    "std_eps": "eps is added to the deviation",
-    "rms": "the mean is not subtracted (it is an RMSNorm)",
-    "dyt": "each value is computed by itself", "derf": "each value is computed by itself",
-    "hardtanh": "each value is computed by itself", "identity": "each value is computed by itself",
-    "frozen": None, "taper": None, "mix": "the mean is not subtracted, or not whole",
-    "no_scale": "it does not divide by the row's own deviation", "no_affine": "scale and shift are ignored",
+BY_ITSELF = "each value is computed by itself"
+INEXACT = {  # the diagnosis of each registered norm that is no LayerNorm
+    "std_eps": "eps is added to the deviation", "rms": "the mean is not subtracted (it is an RMSNorm)",
+    "dyt": BY_ITSELF, "derf": BY_ITSELF, "hardtanh": BY_ITSELF, "identity": BY_ITSELF,
+    "mix": "the mean is not subtracted, or not whole", "no_affine": "scale and shift are ignored",
+    "no_scale": "it does not divide by the row's own deviation",
     "detached": "the gradient of the input is wrong: the statistics are detached",
 }  # fmt: skip
 
 
-def test_every_registered_norm_is_in_the_table() -> None:
-    assert set(REGISTERED) == set(norms.available())
-    assert {name for name, mistake in REGISTERED.items() if mistake == ""} == {
-        name for name, info in norms.available().items() if info.exact
-    }
-
-
 @unchecked
-@pytest.mark.parametrize("name", [name for name in REGISTERED if not norms.available()[name].exact])
+@pytest.mark.parametrize("name", [name for name, info in norms.available().items() if not info.exact])
 def test_inexact_registered_norms_are_named_for_what_they_are(name: str) -> None:
-    mistake = REGISTERED[name]
-    if mistake is None:
+    if name in ("frozen", "taper"):
         with pytest.raises(NormError, match="no deviation"):
             check(name, "ordinary rows")
         return
-    assert check(name, ["ordinary rows", "gradients, ordinary rows"]).diagnoses[0].startswith(mistake)
+    assert check(name, ["ordinary rows", "gradients, ordinary rows"]).diagnoses[0].startswith(INEXACT[name])
 
 
 def test_rows_are_new_in_every_run_unless_a_seed_is_given() -> None:

@@ -323,17 +323,15 @@ def test_a_factory_of_one_of_ours_is_one_of_ours() -> None:
     assert norm.bias is None
 
 
-def test_an_error_leaves_the_model_as_it_was(model: GPT2) -> None:
-    before = model.norm_modules()
-    made = []
+def test_an_error_at_the_third_site_leaves_the_model_as_it_was(model: GPT2) -> None:
+    before, made = model.norm_modules(), list[Any]()
 
     def sometimes(size):
         made.append(nn.LayerNorm(size) if len(made) < 3 else nn.BatchNorm1d)
         return made[-1]
 
-    for norm in (sometimes, nn.BatchNorm1d, "torch.nn:LayrNorm", "nowhere.py:LayerNorm"):
-        with pytest.raises(NormError):
-            swap_norms(model, norm)
-        assert all(model.get_submodule(site) is module for site, module in before.items())
+    with pytest.raises(NormError):
+        swap_norms(model, sometimes)
+    assert model.norm_modules() == before
     with pytest.raises(NormError, match=r"^sites is empty; give at least one pattern"):
         swap_norms(model, EmbDim, [])
