@@ -8,7 +8,7 @@ C embedding.
 import copy
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from minigpt.norms.record import record_of
+from minigpt.norms.registry import KINDS
 
-KINDS = ("layer_norm", "rms_norm")
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # of a norm that names none
+MOST_POSITIONS = 2048  # that a model with a long context reads at once: the logits of a large vocabulary take 1 GB
 MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 
@@ -41,6 +44,45 @@ class NormSite:
     eps: float | None = None
     adds_one: bool = False
     width: int = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a language model, in GPT-2's names.
+
+    Attributes:
+        n_positions: the most tokens that it reads at once; of another architecture than GPT-2 at most 2,048.
+        eos_token_ids: the tokens that end a text.
+    """
+
+    vocab_size: int
+    n_positions: int
+    n_embd: int
+    n_layer: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        """Return the sizes that a config of minigpt or of transformers says."""
+        text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+        sizes = {
+            size: next((value for name in names if (value := getattr(text, name, None)) is not None), default)
+            for size, (default, *names) in _NAMES_OF_SIZES.items()
+        }
+        ends = getattr(text, "eos_token_id", None)
+        ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+        if getattr(text, "model_type", "gpt2") != "gpt2":
+            sizes["n_positions"] = min(sizes["n_positions"], MOST_POSITIONS)
+        return cls(**sizes, eos_token_ids=ends, bos_token_id=getattr(text, "bos_token_id", None))
+
+
+_NAMES_OF_SIZES: dict[str, tuple[int, str, str]] = {  # each with what stands for it where a config says nothing
+    "vocab_size": (0, "vocab_size", "vocab_size"),
+    "n_positions": (MOST_CONTEXT, "n_positions", "max_position_embeddings"),
+    "n_embd": (0, "n_embd", "hidden_size"),
+    "n_layer": (0, "n_layer", "num_hidden_layers"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,8 +120,7 @@ class Host:
     @property
     def context(self) -> int:
         """The most tokens that the model reads at once."""
-        config: Any = self.model.config
-        return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or MOST_CONTEXT
+        return Shape.of(self.model.config).n_positions
 
     def norms(self) -> dict[str, nn.Module]:
         """Return the modules at the norms' sites."""
@@ -103,7 +144,7 @@ class Host:
 def host_of(model: nn.Module) -> Host:
     """Return a model of transformers, or one of minigpt, as a host."""
     paths = {path: module for path, module in model.named_modules() if path}
-    prefix = prefix_of(model, ["h.0.ln_1"]) or ""
+    prefix = prefix_of(model, ["h.0.ln_1", "h.0.attn.c_attn"]) or ""  # a GPT-2's sites have no prefix
     lists = [(len(module), -len(path), path) for path, module in paths.items() if isinstance(module, nn.ModuleList)]
     blocks = max(lists, default=(0, 0, ""))[2]
     sites = [path for path in paths if path.startswith(prefix) and _is_norm(path, paths[path], paths)]
@@ -135,6 +176,24 @@ def _is_norm(path: str, module: nn.Module, paths: dict[str, nn.Module]) -> bool:
     parent = paths.get(path.rpartition(".")[0])
     is_inner = parent is not None and not any(parameter.ndim > 1 for parameter in parent.parameters())
     return bool(names) and not is_inner
+
+
+class Float64(TorchFunctionMode):
+    """Computes in float64 in the block what a float64 model asks to compute in a narrower dtype.
+
+    RMSNorms, softmaxes and rotary embeddings of transformers cast to float32 whatever the dtype of the model.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            return args[0].double()
+        return func(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+
+
+def _widened(argument: Any) -> Any:
+    return torch.float64 if isinstance(argument, torch.dtype) and argument in NARROW else argument
 
 
 def norm_sites(model: nn.Module) -> dict[str, NormSite]:

@@ -190,16 +190,29 @@ class Recipe:
         opened = self.opened()
         return opened.model, opened.tokenizer
 
-    def opened(self) -> Opened:
-        """Return the model and what was done to it. Raises as ``open``."""
+    def opened(self, *, any_architecture: bool = False) -> Opened:
+        """Return the model and what was done to it. Raises as ``open``.
+
+        Args:
+            any_architecture: whether it may be another one than GPT-2. The model is transformers' own then.
+        """
         from minigpt.checkpoint.contents import read_stable
         from minigpt.checkpoint.pretrained import load_model
+        from minigpt.checkpoint.transformers_model import architecture_of
         from minigpt.device import resolve_device, resolve_dtype
         from minigpt.engine import quantize_int8
         from minigpt.swap import center_writers, fit_on_text
         from minigpt.swap.fit import require_fitted
 
-        checkpoint, tokenizer, generation_fields = read_stable(self.place(), _read_files)
+        place = self.place()
+        if (architecture := architecture_of(place)) is not None:
+            if not any_architecture:
+                raise ConfigError(
+                    f"{self.source} is a {architecture}, and this needs a GPT-2; minigpt parity, perplexity and sites "
+                    "read other architectures, and transformers writes with them"
+                )
+            return self._opened_by_transformers(place, architecture)
+        checkpoint, tokenizer, generation_fields = read_stable(place, _read_files)
         if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
         model = load_model(
@@ -215,6 +228,33 @@ class Recipe:
             fits = fit_on_text(model, tokenizer, self.fit, sites)
         require_fitted(model)
         return Opened(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
+
+    def _opened_by_transformers(self, place: Path, architecture: str) -> Opened:
+        """Return transformers' model of another architecture, with the recipe's norms."""
+        from minigpt.checkpoint.contents import Files
+        from minigpt.checkpoint.transformers_model import load_with_transformers
+        from minigpt.device import resolve_device, resolve_dtype
+        from minigpt.swap import fit_on_text, match_sites, swap_norms
+        from minigpt.swap.fit import require_fitted
+        from minigpt.tokenizer import Tokenizer
+
+        of_gpt2 = {"center": self.center, "quantize": self.quantize, "arithmetic": self.arithmetic != "fast"}
+        if name := next((name for name, is_set in of_gpt2.items() if is_set), None):
+            raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
+        files = Files.at(place)
+        tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
+        if self.fit is not None and tokenizer is None:
+            raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
+        model: Any = load_with_transformers(
+            place, attention=self.attention, dtype=resolve_dtype(self.dtype), device=resolve_device(self.device)
+        )
+        swapped = {site for pattern, norm in self.pairs() for site in swap_norms(model, norm, pattern, self.keep)}
+        sites = [site for site in match_sites(model, "*") if site in swapped]
+        fits: dict[str, Explained] = {}
+        if self.fit is not None and tokenizer is not None:
+            fits = fit_on_text(model, tokenizer, self.fit, sites)
+        require_fitted(model)
+        return Opened(model, tokenizer, sites, fits, {})
 
     def _code_for(self, checkpoint: "Checkpoint") -> "list[tuple[str, NormSpec]]":
         """Return the recipe's norms if config.json names one that is not registered, whose class they are."""

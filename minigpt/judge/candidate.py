@@ -19,10 +19,10 @@ from minigpt.device import dtype_name
 from minigpt.engine.reader import Reader
 from minigpt.errors import CheckpointError, ConfigError, NormError
 from minigpt.generation import generate
-from minigpt.host import prefix_of
+from minigpt.host import Shape, host_of, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import Scored, window_losses
-from minigpt.judge.reference import Recorder, batches
+from minigpt.judge.reference import BATCH, Recorder, batches, reader_of
 from minigpt.judge.truth import Sample, Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -33,6 +33,7 @@ from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
 
 SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two models to be compared
+KIND_NAMES = {"layer_norm": "a LayerNorm", "rms_norm": "an RMSNorm", "other": "what the site computes"}
 MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 
 
@@ -224,16 +225,18 @@ class ModuleCandidate(Candidate):
             return gradients_of(self.module, gradient_texts(self.truth), self.truth.embedding, self.prefix)
 
 
-class OurCandidate(ModuleCandidate):
-    """A ``minigpt.GPT2``: it also decodes with a cache, and its norms can be swapped back one by one.
+class HostCandidate(ModuleCandidate):
+    """A model of minigpt or of transformers that decodes with a cache, and whose norms can be swapped back one by one.
 
     Args:
         recipe: how the model was opened; None for a model that the caller holds.
         swapped: the sites at which the recipe's norm stands.
     """
 
+    most_decoded = 1  # texts at once: of several lengths they would need padding
+
     def __init__(
-        self, truth: Truth, model: GPT2, recipe: Recipe | None = None, swapped: Sequence[str] = (),
+        self, truth: Truth, model: nn.Module, recipe: Recipe | None = None, swapped: Sequence[str] = (),
         fits: list[SiteFit] | None = None,
     ) -> None:  # fmt: skip
         if recipe is None:
@@ -242,21 +245,27 @@ class OurCandidate(ModuleCandidate):
             is_same = truth.source == str(recipe.source) or truth.place.resolve() == recipe.place().resolve()
             name = truth.source if is_same else str(recipe.source)
         super().__init__(truth, model, name)
-        self.model, self.recipe, self.fits, self.attention = model, recipe, fits, model.attention
+        self.model: Any = model
+        self.recipe, self.fits = recipe, fits
+        self.attention = getattr(model, "attention", None) or self.model.config._attn_implementation
+        shape = Shape.of(model.config)
         for name in SHAPE:
-            if (size := getattr(model.config, name)) != (true_size := getattr(truth.config, name)):
+            if (size := getattr(shape, name)) != (true_size := getattr(truth.config, name)):
                 raise ConfigError(
                     f"{self.name} and {truth.source} must have the same shape to be compared, but {name} is {size} "
                     f"and {true_size}"
                 )
-        norms = model.norm_modules()
+        norms = host_of(model).norms()
         self.sites = ("*",) if recipe is None else tuple(recipe.sites)
         self.swapped = list(swapped) or match_sites(model, self.sites)
         self.norm = norm_title(recipe, [norms[site] for site in self.swapped])
         self.quantize = getattr(model, "quantize", None)
         self.center = recipe is not None and recipe.center
-        self.difference = next(iter([*differences(recipe), *differences(model)]), None)
-        self.is_exact = is_same and self.difference is None and all(is_exact(norms[site]) for site in self.swapped)
+        kinds = [truth.norms[site].kind if site in truth.norms else "other" for site in self.swapped]
+        others = [kind for site, kind in zip(self.swapped, kinds, strict=True) if not is_exact(norms[site], kind)]
+        differences_of_norms = [f"{self.norm} is not {KIND_NAMES[kind]}" for kind in others]
+        self.difference = next(iter([*differences(recipe), *differences(model), *differences_of_norms]), None)
+        self.is_exact = is_same and self.difference is None
         self.foreign = next((norm for norm in norms.values() if not is_ours(type(norm))), None)
         classes = {type(part): part for site in self.swapped for part in norms[site].modules()}
         self.changes = tuple(dict.fromkeys(change for part in classes.values() for change in changed_on_import(part)))
@@ -276,16 +285,11 @@ class OurCandidate(ModuleCandidate):
     def refuse_nan(self, where: str) -> None:
         raise NormError(f"with {self.norm} {where} of {self.name} are NaN, so their error cannot be measured")
 
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        with self.naming():
-            hidden = self.model.hidden_states(self.truth.tensor(sample.ids))[:, sample.compared]
-            return self.model.head(hidden)[0]
-
     def decode(self) -> list[Float[Tensor, "new vocab"]] | None:
         prompts = self.truth.prompts
         logits = [prompt.truth[:0] for prompt in prompts]
         with self.naming():
-            for _, batch in batches([len(prompt.written) for prompt in prompts]):
+            for _, batch in batches([len(prompt.written) for prompt in prompts], self.most_decoded):
                 rows = torch.stack(list(self._decoded([prompts[i] for i in batch])), dim=1)  # (B, new, V)
                 for i, row in zip(batch, rows, strict=True):
                     logits[i] = row
@@ -293,22 +297,50 @@ class OurCandidate(ModuleCandidate):
 
     def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
         """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
-        reader = Reader(self.model, len(samples), max(len(sample.ids) for sample in samples))
-        yield reader.read({row: sample.prompt for row, sample in enumerate(samples)})
-        for step in range(len(samples[0].written) - 1):
-            yield reader.read({row: sample.written[step : step + 1] for row, sample in enumerate(samples)})
+        (sample,) = samples
+        read = reader_of(self.model)
+        for end in range(sample.new_from, len(sample.ids)):
+            ids = self.truth.tensor(sample.ids[:end])
+            new = ids if end == sample.new_from else ids[:, -1:]
+            yield read(new, torch.ones_like(ids))
 
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.quantize is not None else super().gradients()
 
     def continue_prompt(self, sample: Sample) -> list[int] | None:
-        ids = self.truth.tensor(sample.prompt)
+        read, ids = reader_of(self.model), sample.prompt
+        new = self.truth.tensor(ids)
         with self.naming():
-            return generate(self.model, ids, max_new_tokens=len(sample.written))[0, len(sample.prompt) :].tolist()
+            for _ in sample.written:
+                new = read(new, torch.ones(1, len(ids), dtype=torch.long, device=new.device)).argmax(-1, keepdim=True)
+                ids = [*ids, int(new)]
+        return ids[sample.new_from :]
 
     def window_losses(self) -> list[Scored] | None:
         with self.naming():
             return window_losses(self.model, self.truth.text_ids)
+
+
+class OurCandidate(HostCandidate):
+    """A ``minigpt.GPT2``, which reads and writes as ``generate`` does."""
+
+    most_decoded = BATCH
+
+    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        with self.naming():
+            hidden = self.model.hidden_states(self.truth.tensor(sample.ids))[:, sample.compared]
+            return self.model.head(hidden)[0]
+
+    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
+        reader = Reader(self.model, len(samples), max(len(sample.ids) for sample in samples))
+        yield reader.read({row: sample.prompt for row, sample in enumerate(samples)})
+        for step in range(len(samples[0].written) - 1):
+            yield reader.read({row: sample.written[step : step + 1] for row, sample in enumerate(samples)})
+
+    def continue_prompt(self, sample: Sample) -> list[int] | None:
+        ids = self.truth.tensor(sample.prompt)
+        with self.naming():
+            return generate(self.model, ids, max_new_tokens=len(sample.written))[0, len(sample.prompt) :].tolist()
 
 
 def norm_title(recipe: Recipe | None, modules: Sequence[nn.Module]) -> str:
@@ -328,9 +360,10 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
     if isinstance(candidate, Candidate):
         return candidate
     if isinstance(candidate, Recipe):
-        opened = candidate.opened()
+        opened = candidate.opened(any_architecture=True)
         fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
-        return OurCandidate(truth, opened.model, candidate, opened.swapped, fits or None)
+        kind = OurCandidate if isinstance(opened.model, GPT2) else HostCandidate
+        return kind(truth, opened.model, candidate, opened.swapped, fits or None)
     if isinstance(candidate, GPT2):
         return OurCandidate(truth, candidate)
     if isinstance(candidate, nn.Module):

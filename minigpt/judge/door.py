@@ -3,9 +3,8 @@
 Beside this file only the candidates and the reader of windows import the network and what reads it.
 """
 
-import dataclasses
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,26 +13,34 @@ from minigpt.checkpoint import Files, open_checkpoint
 from minigpt.checkpoint.contents import state_of, unchanged
 from minigpt.checkpoint.norms import PLAIN_FORM
 from minigpt.checkpoint.opened import only_dtype
-from minigpt.config import GPT2Config
+from minigpt.checkpoint.transformers_model import architecture_of, load_with_transformers, quiet_transformers
+from minigpt.config import norm_sites
 from minigpt.device import resolve_dtype
+from minigpt.errors import GenerationError
 from minigpt.generation import prompt_ids
-from minigpt.model.inputs import check_inputs
+from minigpt.host import Shape, host_of
+from minigpt.model.inputs import check_context, check_ids, check_known
 from minigpt.model.masking import left_padded
 
-__all__ = ["Source", "check_prompt", "left_padded", "open_source", "prompt_ids", "raw_source", "state_of", "unchanged"]
+__all__ = [
+    "Source", "architecture_of", "check_prompt", "left_padded", "load_with_transformers", "open_source", "prompt_ids",
+    "quiet_transformers", "raw_source", "state_of", "unchanged",
+]  # fmt: skip
 
 
 class Source(NamedTuple):
     """What a checkpoint holds.
 
     Attributes:
-        config: of the whole vocabulary, padding included.
+        shape: its sizes, with the whole vocabulary, padding included.
+        sites: the paths of its norms.
         dtype: the one that is asked for, else that of its weights.
         weights: how many numbers it has.
         norm: the norm that transformers computes: "frozen" for the plain form of frozen norms, else "fused".
     """
 
-    config: GPT2Config
+    shape: Shape
+    sites: list[str]
     dtype: torch.dtype
     weights: int
     norm: str
@@ -45,11 +52,20 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
     Raises:
         CheckpointError: if it cannot be read, or has weights of several dtypes and none is asked for.
     """
+    if architecture_of(place) is not None:
+        return _other_source(place, dtype)
     checkpoint = open_checkpoint(place)
     weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
-    config = dataclasses.replace(checkpoint.config, used_vocab_size=None)
+    shape, sites = Shape.of(checkpoint.config), norm_sites(checkpoint.config.n_layer)
     norm = "frozen" if checkpoint.norms == PLAIN_FORM else "fused"
-    return Source(config, resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place), weights, norm)
+    return Source(shape, sites, resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place), weights, norm)
+
+
+def _other_source(place: Path, dtype: str | torch.dtype | None) -> Source:
+    """Return what the checkpoint of another architecture holds, without reading its weights."""
+    model: Any = load_with_transformers(place, dtype=resolve_dtype(dtype), is_empty=True)
+    shape, weights = Shape.of(model.config), sum(parameter.numel() for parameter in model.parameters())
+    return Source(shape, host_of(model).sites, model.dtype, weights, "its own")
 
 
 def raw_source(place: Path) -> tuple[Path, dict[str, Tensor]]:
@@ -58,10 +74,15 @@ def raw_source(place: Path) -> tuple[Path, dict[str, Tensor]]:
     return files.folder / "config.json", files.tensors()[0]
 
 
-def check_prompt(config: GPT2Config, ids: list[int]) -> None:
+def check_prompt(shape: Shape, ids: list[int]) -> None:
     """Check that a prompt is not empty, fits the context and is in the vocabulary.
 
     Raises:
         GenerationError: if not.
     """
-    check_inputs(config, torch.tensor([ids], dtype=torch.long), None, None, None)
+    if not ids:
+        raise GenerationError("it has no tokens")
+    input_ids = torch.tensor([ids], dtype=torch.long)
+    check_ids("input_ids", input_ids)
+    check_known(input_ids, shape.vocab_size)
+    check_context(None, None, len(ids), len(ids), shape.n_positions)

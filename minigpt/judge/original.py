@@ -3,16 +3,15 @@
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from minigpt.config import GPT2Config, norm_sites
 from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_device, versions
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.candidate import FileCandidate, candidate_of, gradient_texts
-from minigpt.judge.door import open_source, state_of, unchanged
+from minigpt.judge.door import architecture_of, open_source, state_of, unchanged
 from minigpt.judge.gradients import gradients_of, relative_error
 from minigpt.judge.measures import Distance, RowDistance
 from minigpt.judge.perplexity import file_ids, window_losses
@@ -84,7 +83,7 @@ class Original(Truth):
         require_values(resolved)
         self.files = state_of(place)
         opened = open_source(place, dtype)
-        config = opened.config
+        config = opened.shape
         chosen = default_prompts(place, config) if prompts is None else read_prompts(place, prompts, config)
         text_ids = [] if text is None else file_ids(text, chosen.tokenizer, config)
         super().__init__(
@@ -99,8 +98,9 @@ class Original(Truth):
         with judging(), unchanged(place):
             say(f"transformers at {dtype_name(self.dtype)}")
             rounded = _read_rounded(self, chosen.ids, max_new_tokens, gradients)
-            say("minigpt in reference arithmetic")
-            _read_ours(self, rounded.logits)
+            if architecture_of(place) is None:
+                say("minigpt in reference arithmetic")
+                _read_ours(self, rounded.logits)
             say("transformers in float64")
             _read_exact(self, rounded)
         self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
@@ -216,6 +216,7 @@ def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: 
     """Let transformers at the dtype write and read."""
     reference = Reference(truth.place, attention=truth.attention, dtype=truth.dtype, device=truth.device)
     host = reference.host
+    truth.attention = reference.model.config._attn_implementation
     truth.prompts, decoded = reference.write(prompts, most, truth.config.eos_token_ids)
     room, logits, outputs = MOST_STREAM // (len(host.sites) * truth.config.n_embd), list[Tensor](), []
     with Recorder(host.root, [*host.sites, *host.blocks]) as recorder:
@@ -229,6 +230,8 @@ def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: 
     truth.noise, truth.embedding = dict.fromkeys(order, 0.0), host.embedding
     for sample in truth.windows:
         logits.append(reference(truth.tensor(sample.ids))[0, sample.compared].clone())
+    if not reference.is_gpt2:
+        truth.losses = [(row.tokens, row.loss) for row in window_losses(reference.model, truth.text_ids)]
     truth.reference_ms = milliseconds(lambda: reference(truth.tensor(truth.longest.ids)), truth.device)
     return Rounded(logits, outputs, decoded, _gradients(reference, truth) if gradients else {})
 
@@ -254,9 +257,8 @@ def _read_exact(truth: Truth, rounded: Rounded) -> None:
     """Let transformers in float64 read, and count how far it is from itself at the dtype."""
     other = "eager" if truth.attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too
     reference = Reference(truth.place, attention=other, dtype=truth.dtype, device=truth.device, compute=torch.float64)
-    for site, norm in reference.host.norms().items():
-        weight, bias = (getattr(norm, role).detach() for role in ("weight", "bias"))
-        truth.norms[site] = TrueNorm("layer_norm", weight, bias, cast("float", norm.eps))
+    host = reference.host
+    truth.norms = {site: TrueNorm.of(norm, host.norm_site(norm)) for site, norm in host.norms().items()}
     noise = {place: RowDistance() for place in truth.noise}
     with Recorder(reference.host.root, noise) as recorder:
         for sample, logits, outputs, decoded in zip(
@@ -385,7 +387,7 @@ def read_original(
     """
     opened = open_source(recipe.place(), recipe.dtype)
     for other in (recipe, *check):
-        _check_named(other, opened.config)
+        _check_named(other, opened.sites)
     dtype, revision = (recipe.dtype, recipe.revision) if against is None else (opened.dtype, None)
     return Original(
         recipe.source if against is None else against, attention=recipe.attention, dtype=dtype, revision=revision,
@@ -393,10 +395,10 @@ def read_original(
     )  # fmt: skip
 
 
-def _check_named(recipe: Recipe, config: GPT2Config) -> None:
+def _check_named(recipe: Recipe, sites: list[str]) -> None:
     """Check the names of norms and the patterns of sites. No code runs for that."""
     for pattern, norm in recipe.pairs():
-        matching(pattern, norm_sites(config.n_layer))
+        matching(pattern, sites)
         if not isinstance(norm, str):
             continue
         if (file := file_of(norm)) is None:

@@ -5,16 +5,16 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from minigpt.config import GPT2Config
 from minigpt.device import Progress
 from minigpt.engine import reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
+from minigpt.host import Shape, host_of
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
 from minigpt.model.inputs import check_known
@@ -70,7 +70,7 @@ class Perplexity:
 
 
 def perplexity(
-    model: GPT2,
+    model: nn.Module,
     tokenizer: Tokenizer,
     text: str,
     stride: int | None = None,
@@ -99,7 +99,7 @@ def perplexity(
 
 
 def measure(
-    model: GPT2,
+    model: nn.Module,
     tokenizer: Tokenizer,
     text: str,
     stride: int | None = None,
@@ -114,9 +114,10 @@ def measure(
     Args:
         name: what an error calls the text.
     """
-    ids, context, first = tokenizer.encode(text), model.config.n_positions, None
+    shape = Shape.of(model.config)
+    ids, context, first = tokenizer.encode(text), shape.n_positions, None
     if bos:
-        first = model.config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        first = shape.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         if first is None:
             raise GenerationError("needs a checkpoint with a beginning-of-text token", argument="bos")
         if ids[:1] == [first]:  # some tokenizers add it themselves
@@ -140,7 +141,7 @@ def measure(
 
 @torch.inference_mode()
 def window_losses(
-    model: GPT2,
+    model: nn.Module,
     ids: list[int],
     stride: int | None = None,
     bos: int | None = None,
@@ -157,9 +158,10 @@ def window_losses(
     Raises:
         GenerationError: if an id is outside the vocabulary.
     """
+    shape, rows = Shape.of(model.config), []
     if ids:
-        check_known(torch.tensor([ids if bos is None else [bos, *ids]]), model.config.vocab_size)
-    rows, context = [], window or model.config.n_positions
+        check_known(torch.tensor([ids if bos is None else [bos, *ids]]), shape.vocab_size)
+    context = window or shape.n_positions
     for (_, first, end), parts in read_windows(reader_of(model), ids, context, stride, bos):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
@@ -188,17 +190,22 @@ def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
     return Scored(tokens, loss, entropy)
 
 
-def reader_of(model: GPT2) -> Reader:
-    """Return a function that reads windows with ``model``, as ``generate`` reads."""
+def reader_of(model: nn.Module) -> Reader:
+    """Return a function that reads windows with a model: a GPT-2 of minigpt as ``generate`` reads, another whole."""
+    host = host_of(model)
 
     def read(ids: list[int], counted: int) -> Iterator[Tensor]:
-        texts = reader.Reader(model, 1, len(ids))
+        texts = reader.Reader(cast("GPT2", model), 1, len(ids))
         texts.read({0: ids[: -counted - 1]}, last=0)
         for start in range(len(ids) - counted - 1, len(ids) - 1, AT_ONCE):
             piece = ids[start : min(start + AT_ONCE, len(ids) - 1)]
             yield texts.read({0: piece}, last=len(piece))
 
-    return read
+    def read_whole(ids: list[int], counted: int) -> Iterator[Tensor]:
+        logits = host.logits(torch.tensor([ids], device=host.weight.device))[0, -counted - 1 : -1]  # (counted, V)
+        yield from logits.split(AT_ONCE)
+
+    return read if isinstance(model, GPT2) else read_whole
 
 
 def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos: bool = False) -> Iterator[Window]:
@@ -241,7 +248,7 @@ def texts_of(file: Path) -> Iterator[str]:
             yield text
 
 
-def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: GPT2Config) -> list[int]:
+def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: Shape) -> list[int]:
     """Return the tokens of texts, one after another with an end of text between."""
     ends, ids = config.eos_token_ids[:1], list[int]()
     for text in texts:
@@ -249,7 +256,7 @@ def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: GPT2Config) -
     return ids
 
 
-def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: GPT2Config) -> list[int]:
+def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: Shape) -> list[int]:
     """Read the tokens of a file, as ``texts_of`` and ``join_texts`` do.
 
     Raises:

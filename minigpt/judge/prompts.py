@@ -7,8 +7,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, GenerationError
+from minigpt.host import Shape
 from minigpt.judge.door import check_prompt, prompt_ids
 from minigpt.judge.perplexity import windows_of
 from minigpt.judge.truth import Sample
@@ -49,7 +49,7 @@ class Chosen(NamedTuple):
     prose: Sequence[int] = ()
 
 
-def read_prompts(place: Path, prompts: Prompts, config: GPT2Config) -> Chosen:
+def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
     """Return the token ids of prompts. An empty text is end-of-text, with which a document starts.
 
     Raises:
@@ -74,7 +74,7 @@ def read_prompts(place: Path, prompts: Prompts, config: GPT2Config) -> Chosen:
     return Chosen(ids, described, tokenizer)
 
 
-def default_prompts(place: Path, config: GPT2Config) -> Chosen:
+def default_prompts(place: Path, config: Shape) -> Chosen:
     """Return the built-in texts, or random ids if the model cannot read those."""
     try:
         chosen = read_prompts(place, PROMPTS, config)
@@ -102,7 +102,7 @@ def long_text() -> str:
     return " ".join(f"{who[0].upper()}{who[1:]} {did} {whom}." for who, did, whom in sentences if who != whom)
 
 
-def built_in_windows(prompts: Chosen, config: GPT2Config, weights: int) -> list[Sample]:
+def built_in_windows(prompts: Chosen, config: Shape, weights: int) -> list[Sample]:
     """Return a text that fills the context, half prose and half a walk over tokens that no other text has.
 
     The vocabulary of a small model is walked whole, in more windows.
@@ -125,7 +125,7 @@ def built_in_windows(prompts: Chosen, config: GPT2Config, weights: int) -> list[
     return [Sample.whole(ids) for ids in (first, *(rest[i : i + length] for i in range(0, len(rest), length)))]
 
 
-def file_windows(ids: list[int], config: GPT2Config) -> list[Sample]:
+def file_windows(ids: list[int], config: Shape) -> list[Sample]:
     """Return the windows of a text, as many as there is room for their logits.
 
     Each compares the logits of its new part. The last of them predicts a token of the next window, so the distribution

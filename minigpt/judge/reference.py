@@ -4,6 +4,7 @@ B batch, T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,11 +16,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.device import finish, full_products
-from minigpt.errors import CheckpointError, listing
-from minigpt.host import host_of
-from minigpt.judge.door import left_padded, raw_source
+from minigpt.errors import CheckpointError, ConfigError, listing
+from minigpt.host import Float64, Shape, host_of
+from minigpt.judge.door import (
+    architecture_of,
+    left_padded,
+    load_with_transformers,
+    quiet_transformers,
+    raw_source,
+)
 from minigpt.judge.truth import Sample
 
+CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers
 BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than for one
 
 
@@ -28,22 +36,6 @@ def judging() -> Iterator[None]:
     """Compute without gradients, with ``full_products``."""
     with full_products(), torch.no_grad():
         yield
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turn off the log messages and progress bars of transformers."""
-    from transformers.utils import logging
-
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
@@ -63,53 +55,76 @@ def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> Non
             norm.register_parameter(role, nn.Parameter(value, requires_grad=False))
 
 
-class Reference:
-    """transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
+def gpt2_of(place: Path, attention: str, dtype: torch.dtype, compute: torch.dtype, device: torch.device) -> nn.Module:
+    """Return transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
 
     It reads the checkpoint's tensors itself, under their own names, so that a fault in our loading shows.
     """
+    from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
+
+    config_file, tensors = raw_source(place)
+    config = GPT2Config.from_json_file(config_file)
+    if compute == torch.float64:
+        config.reorder_and_upcast_attn = False  # it would compute the scores in float32
+    config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
+    with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in list(tensors):
+        tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
+        if known not in parameters:
+            continue  # a causal mask, which older files hold
+        value = tensor.to(dtype).to(device, compute)
+        owner, _, role = known.rpartition(".")
+        model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
+    for norm in model.modules():
+        if isinstance(norm, nn.LayerNorm):
+            fill_in(norm, compute, device)
+    model.tie_weights()
+    if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")
+    return model.eval()
+
+
+def other_model(
+    place: Path, attention: str, dtype: torch.dtype, compute: torch.dtype, device: torch.device
+) -> nn.Module:
+    """Return a model of another architecture, rounded to ``dtype``, which computes in ``compute``."""
+    model: Any = load_with_transformers(place, attention=attention, dtype=dtype, device=device)
+    if compute == torch.float64 and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the others know no float64
+    return model.to(compute)
+
+
+class Reference:
+    """transformers' model with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``."""
 
     def __init__(
         self, place: Path, attention: str, dtype: torch.dtype, device: torch.device, compute: torch.dtype | None = None
     ) -> None:
-        from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
+        self.is_gpt2 = architecture_of(place) is None
+        load = gpt2_of if self.is_gpt2 else other_model
+        self.model: Any = load(place, attention, dtype, compute or dtype, device)
+        self.device, self.host, self.is_exact = device, host_of(self.model), compute == torch.float64
+        self.shape = Shape.of(self.model.config)
 
-        config_file, tensors = raw_source(place)
-        config = GPT2Config.from_json_file(config_file)
-        if (compute or dtype) == torch.float64:
-            config.reorder_and_upcast_attn = False  # it would compute the scores in float32
-        config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
-        with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
-            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        for name in list(tensors):
-            tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
-            if known not in parameters:
-                continue  # a causal mask, which older files hold
-            value = tensor.to(dtype).to(device, compute or dtype)
-            owner, _, role = known.rpartition(".")
-            model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
-        for norm in model.modules():
-            if isinstance(norm, nn.LayerNorm):
-                fill_in(norm, compute or dtype, device)
-        model.tie_weights()
-        if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
-            raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")
-        self.model, self.device = model.eval(), device
-        self.host = host_of(self.model)
+    def exactly(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute in float64 in the block, whatever dtype transformers' code names, if the model is in float64."""
+        return Float64() if self.is_exact else contextlib.nullcontext()
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) of a batch without padding."""
-        return self.model(input_ids).logits
+        with self.exactly():
+            return self.model(input_ids, use_cache=False).logits
 
     def write(
         self, prompts: list[list[int]], most: int, ends: Sequence[int]
     ) -> tuple[list[Sample], list[Float[Tensor, "new vocab"]]]:
         """Continue the prompts greedily, up to their end or the context's; return the logits of what is written too."""
         samples = [Sample.whole(prompt) for prompt in prompts]
-        logits = [torch.empty(0, self.model.config.vocab_size, device=self.device) for _ in prompts]
-        context = self.model.config.n_positions
-        for new, batch in batches([min(most, context - len(prompt)) for prompt in prompts]):
+        logits = [torch.empty(0, self.shape.vocab_size, device=self.device) for _ in prompts]
+        lengths = [min(most, self.shape.n_positions - len(prompt)) for prompt in prompts]
+        for new, batch in batches(lengths, BATCH if self.is_gpt2 else 1):
             ids, mask = left_padded([prompts[i] for i in batch], self.device)  # both (B, T)
             read, steps = self.reader(), []
             for _ in range(new):
@@ -125,25 +140,39 @@ class Reference:
 
     def reader(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return a function of more ids (B, T) and the mask (B, all) of all so far; it returns logits (B, V)."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-
-        def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-            return self.model(
-                input_ids, cache, attention_mask=attention_mask, position_ids=positions, use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]  # fmt: skip
-
-        return read
+        return reader_of(self.model)
 
 
-def batches(lengths: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """Group texts that are written together: a length above 0, and the numbers of up to ``BATCH`` texts of it."""
+def reader_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of more ids (B, T) and the mask (B, all) of all so far, that reads them with a model's cache.
+
+    The function returns logits (B, V). The model is one of transformers.
+
+    Raises:
+        ConfigError: if the model keeps no cache of keys and values.
+    """
+    from transformers import DynamicCache
+
+    accepted = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in accepted), None)
+    if name is None:
+        raise ConfigError(f"{type(model).__name__} keeps no keys and values, so it cannot read token by token")
+    cache = DynamicCache(config=model.config)
+
+    def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+        options: dict[str, Any] = dict(attention_mask=attention_mask, position_ids=positions, logits_to_keep=1)
+        options = {option: value for option, value in options.items() if option in accepted}
+        return model(input_ids, use_cache=True, **{name: cache}, **options).logits[:, -1]
+
+    return read
+
+
+def batches(lengths: list[int], most: int = BATCH) -> Iterator[tuple[int, list[int]]]:
+    """Group texts that are written together: a length above 0, and the numbers of up to ``most`` texts of it."""
     for length in sorted(set(lengths) - {0}):
         numbers = [i for i, other in enumerate(lengths) if other == length]
-        yield from ((length, numbers[start : start + BATCH]) for start in range(0, len(numbers), BATCH))
+        yield from ((length, numbers[start : start + most]) for start in range(0, len(numbers), most))
 
 
 def until_end(new: list[int], ends: Sequence[int]) -> list[int]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Self, cast
 from torch import nn
 
 from minigpt.files import Lines, hash_json
-from minigpt.judge.candidate import OurCandidate
+from minigpt.host import host_of
+from minigpt.judge.candidate import HostCandidate
 from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
 from minigpt.norms import name_of
@@ -41,7 +42,7 @@ class SiteSwap:
         fits: how well each norm that was fitted last explains the one that it replaces.
     """
 
-    def __init__(self, candidate: OurCandidate) -> None:
+    def __init__(self, candidate: HostCandidate) -> None:
         model, recipe = candidate.model, candidate.recipe
         self.model, self.sites = model, candidate.swapped
         self.present = {site: model.get_submodule(site) for site in self.sites}
@@ -50,13 +51,14 @@ class SiteSwap:
         if recipe is None:
             self.old = {site: original_norm(norm, model) for site, norm in self.present.items()}
             return
-        plain, tokenizer = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None).open()
-        self.old = plain.norm_modules()
+        plain_recipe = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None)
+        plain, tokenizer = plain_recipe.opened(any_architecture=True)[:2]
+        self.old = host_of(plain).norms()
         if recipe.fit is not None:
             self.fit_rows = rows_of_text(model, cast("Tokenizer", tokenizer), recipe.fit)
             for pattern, norm in recipe.pairs():
                 swap_norms(plain, norm, pattern, recipe.keep)
-            self.new = plain.norm_modules()
+            self.new = host_of(plain).norms()
 
     @contextlib.contextmanager
     def only(self, sites: Sequence[str]) -> Iterator[None]:
@@ -98,7 +100,7 @@ class Search:
         MiniGPTError: if the file cannot be written, or holds something else.
     """
 
-    def __init__(self, truth: Truth, candidate: OurCandidate, file: str | Path | None = None) -> None:
+    def __init__(self, truth: Truth, candidate: HostCandidate, file: str | Path | None = None) -> None:
         self.truth, self.candidate = truth, candidate
         self.samples = truth.windows[:MOST_WINDOWS] if truth.text_file else truth.prompts
         floors = truth.window_floors[:MOST_WINDOWS] if truth.text_file else [truth.noise_floor]
@@ -168,9 +170,10 @@ class Search:
         """Return what decides the trials: the texts, the recipe or the model's own values, the norms' names."""
         candidate, truth, recipe = self.candidate, self.truth, self.candidate.recipe
         sums = {name: float(x.double().sum()) for name, x in candidate.model.state_dict().items()}
-        texts, norms = [sample.ids for sample in self.samples], map(name_of, candidate.model.norm_modules().values())
+        texts = [sample.ids for sample in self.samples]
+        norms = [name_of(norm) for norm in host_of(candidate.model).norms().values()]
         how = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
-        return hash_json([texts, recipe.fingerprint() if recipe else sums, [*norms], candidate.swapped, how])
+        return hash_json([texts, recipe.fingerprint() if recipe else sums, norms, candidate.swapped, how])
 
 
 def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:

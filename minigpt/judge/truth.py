@@ -14,13 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from minigpt.config import GPT2Config
 from minigpt.device import dtype_name, resolve_device, resolve_dtype
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.files import replaced
-from minigpt.host import exact_norm
+from minigpt.host import Float64, NormSite, Shape, exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
 
@@ -77,15 +76,35 @@ class Sample:
 
 
 class TrueNorm(NamedTuple):
-    """A norm of the original, in float64."""
+    """A norm of the original, in float64.
+
+    Attributes:
+        kind: "layer_norm", "rms_norm" or "other", whose own ``module`` then computes it.
+        weight: what it multiplies by, so 1 + weight where it adds one.
+    """
 
     kind: str
-    weight: Float[Tensor, " embd"]
+    weight: Float[Tensor, " embd"] | None
     bias: Float[Tensor, " embd"] | None
     eps: float
+    module: nn.Module | None = None
+
+    @classmethod
+    def of(cls, norm: nn.Module, site: NormSite) -> "TrueNorm":
+        """Return a norm of a float64 model."""
+        if site.kind == "other":
+            return cls(site.kind, None, None, 0.0, norm)
+        weight, bias = (
+            parameter.detach() if isinstance(parameter := getattr(norm, role, None), nn.Parameter) else None
+            for role in ("weight", "bias")
+        )
+        return cls(site.kind, weight if weight is None else weight + site.adds_one, bias, site.eps or 0.0)
 
     def __call__(self, x: Float[Tensor, "*dims embd"]) -> Float[Tensor, "*dims embd"]:
-        return exact_norm(x, self.kind, self.weight, self.bias, self.eps)
+        if self.module is None:
+            return exact_norm(x, self.kind, self.weight, self.bias, self.eps)
+        with Float64():
+            return self.module(x.double())
 
 
 @dataclasses.dataclass
@@ -118,7 +137,7 @@ class Truth:
     attention: str
     device: torch.device
     dtype: torch.dtype
-    config: GPT2Config
+    config: Shape
     described: str
     tokenizer: Tokenizer | None
     text_file: str | None
@@ -169,7 +188,8 @@ class Truth:
 
     def true_outputs(self, sample: Sample) -> dict[str, Float[Tensor, "seq embd"]]:
         """Return the true output of every norm, and the residual stream after every block."""
-        return {site: self.norms[site](x) for site, x in sample.inputs.items()} | sample.outputs
+        norms = {site: self.norms[site](x) for site, x in sample.inputs.items() if site in self.norms}
+        return norms | sample.outputs
 
     # The record
 
@@ -193,8 +213,8 @@ class Truth:
         tensors |= {f"kept.gradient.{name}": x for name, x in (self.gradients or {}).items()}
         state = {name: getattr(self, name) for name in PLAIN} | {
             "version": VERSION, "model": self.source, "place": str(self.place), "dtype": dtype_name(self.dtype),
-            "config": self.config.to_dict(), "prompt_texts": len(self.prompts),
-            "norms": {site: (norm.kind, norm.eps) for site, norm in self.norms.items()},
+            "config": dataclasses.asdict(self.config), "prompt_texts": len(self.prompts),
+            "norms": {site: (norm.kind, norm.eps) for site, norm in self.norms.items() if norm.module is None},
             "noise_floor_rms": self.noise_floor.rms, "noise_floor_max": self.noise_floor.largest,
             "texts": [[s.new_from, s.compared.start, s.compared.stop, s.counted, s.start] for s in self.samples],
             "distances": {name: dataclasses.astuple(getattr(self, name)) for name in DISTANCES},
@@ -232,7 +252,9 @@ def load_truth(file: str | Path, device: str | torch.device | None = None) -> Tr
 def _truth(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Truth:
     samples = []
     for n, (new_from, first, end, counted, start) in enumerate(state["texts"]):
-        outputs = {block: tensors[f"{block}.{n}"] for block in state["blocks"] if f"{block}.{n}" in tensors}
+        unknown = [site for site in state["sites"] if site not in state["norms"]]  # their outputs alone are known
+        places = [*state["blocks"], *unknown]
+        outputs = {place: tensors[f"{place}.{n}"] for place in places if f"{place}.{n}" in tensors}
         inputs = {site: tensors[f"kept.{site}.{n}"] for site in (state["sites"] if outputs else ())}
         truth, ids = tensors[f"logits.{n}"], tensors[f"ids.{n}"].tolist()
         samples.append(Sample(ids, new_from, slice(first, end), counted, start, truth, inputs, outputs))
@@ -241,12 +263,12 @@ def _truth(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.devi
     with contextlib.suppress(MiniGPTError):
         tokenizer = Tokenizer.from_pretrained(state["place"])
     norms = {
-        site: TrueNorm(kind, tensors[f"kept.{site}.weight"], tensors.get(f"kept.{site}.bias"), eps)
+        site: TrueNorm(kind, tensors.get(f"kept.{site}.weight"), tensors.get(f"kept.{site}.bias"), eps)
         for site, (kind, eps) in state["norms"].items()
     }
     return Truth(
         place=Path(state["place"]), device=device, dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
-        config=GPT2Config.from_dict(state["config"]), tokenizer=tokenizer, norms=norms, gradients=gradients or None,
+        config=Shape(**state["config"]), tokenizer=tokenizer, norms=norms, gradients=gradients or None,
         prompts=samples[: state["prompt_texts"]], windows=samples[state["prompt_texts"] :],
         window_floors=[Distance(*figures) for figures in state["window_floors"]],
         **{name: Distance(*figures) for name, figures in state["distances"].items()},

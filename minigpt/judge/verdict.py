@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minigpt.device import dtype_name
 from minigpt.errors import ConfigError
-from minigpt.judge.candidate import Candidate, OurCandidate, Reading
+from minigpt.judge.candidate import Candidate, HostCandidate, Reading
 from minigpt.judge.gradients import gradient_errors
 from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, against_noise_floor, mean_by_rows, perplexity_of
 from minigpt.judge.prompts import BUILT_IN
@@ -48,9 +48,9 @@ class Judgement:
             ConfigError: if the candidate is no model of minigpt.
         """
         candidate, sites = self.candidate, self.candidate.swapped
-        if not isinstance(candidate, OurCandidate):
+        if not isinstance(candidate, HostCandidate):
             name = "sensitivity" if sensitivity else "remove" if remove else "bisect"
-            raise ConfigError("needs a model of minigpt, whose norms can be swapped", argument=name)
+            raise ConfigError("needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=name)
         parts: dict[str, Any] = {}
         with Search(self.truth, candidate, file) as search:
             if sensitivity or remove:
@@ -179,7 +179,8 @@ class Measured:
         for site, x in sample.inputs.items():
             if site in outputs:
                 rounded = x[None].to(outputs[site].dtype)  # (1, T, C)
-                if (output := self.candidate.normalize(site, rounded.clone())) is not None:
+                output = self.candidate.normalize(site, rounded.clone())
+                if output is not None and site in self.truth.norms:
                     self.local[site].add(output[0], self.truth.norms[site](rounded[0]))
 
     def places(self, swapped: list[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
-from minigpt.norms.registry import find, registered_name
+from minigpt.norms.registry import claim_named, find, registered_name
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 
@@ -66,19 +66,30 @@ def name_of(norm: object) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"  # type: ignore[union-attr]
 
 
-def is_exact(norm: object) -> bool:
-    """Return True if a norm claims to be LayerNorm. It is what the norm says, and not whether it is one.
+def claim_of(norm: object) -> str | None:
+    """Return what a norm claims to compute: "layer_norm", "rms_norm", or "" for neither; None if it does not say.
 
-    A registered norm says it by ``register``, any other class by an attribute ``exact``. A class that says nothing
-    claims it, except for kinds of ``torch.nn.RMSNorm``.
+    A registered norm says it by ``register``, any other class by an attribute ``exact``: one of the two kinds, True for
+    a LayerNorm, or False. A kind of ``torch.nn.RMSNorm`` claims to be one.
 
     Args:
         norm: what ``build`` takes, or a module that stands in a model.
     """
     if (registered := find(norm)) is not None:  # it may be unavailable here
-        return registered[0].exact
+        return registered[0].claim
     made = locate(norm) if isinstance(norm, str) else norm
     made = made.norm if isinstance(made, AdaptedNorm) else getattr(made, "func", made)
     cls = made if isinstance(made, type) else type(made)
     claim = getattr(made, "exact", None)
-    return claim if isinstance(claim, bool) else not issubclass(cls, nn.RMSNorm)
+    if isinstance(claim, bool | str):
+        return claim_named(claim)
+    return "rms_norm" if issubclass(cls, nn.RMSNorm) else None
+
+
+def is_exact(norm: object, kind: str = "layer_norm") -> bool:
+    """Return whether a norm claims to compute what a site of a kind does; one that says nothing claims it.
+
+    It is what the norm says, and not whether it is one.
+    """
+    claim = claim_of(norm)
+    return claim is None or claim == kind

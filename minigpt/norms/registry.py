@@ -21,14 +21,21 @@ from torch import nn
 
 from minigpt.errors import NormError
 
+KINDS = ("layer_norm", "rms_norm")
+
 
 class NormInfo(NamedTuple):
     """Facts about a registered norm, which need no building of it."""
 
     cls: type[nn.Module]
-    exact: bool  # claims to compute LayerNorm; an inexact norm is expected to drift and fail parity
+    claim: str  # "layer_norm", "rms_norm", or "" for neither: what it computes in a model of that norm is the same
     obstacle: Callable[[torch.device | None], str | None] | None = None  # see register
     parameter: str | None = None  # of its constructor: a number that may follow the name, as in "mix:0.75"
+
+    @property
+    def exact(self) -> bool:
+        """Whether it claims to compute LayerNorm. Another one is expected to drift and fail parity in a GPT-2."""
+        return self.claim == "layer_norm"
 
     @property
     def available(self) -> bool:
@@ -51,7 +58,13 @@ class NormInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON types."""
-        return {"exact": self.exact, "available": self.available, "reason": self.reason, "summary": self.summary}
+        return {
+            "exact": self.exact,
+            "claim": self.claim,
+            "available": self.available,
+            "reason": self.reason,
+            "summary": self.summary,
+        }
 
 
 NormClass = TypeVar("NormClass", bound=type[nn.Module])
@@ -61,7 +74,7 @@ _REGISTRY: dict[str, NormInfo] = {}
 
 def register(
     name: str,
-    exact: bool = True,
+    exact: bool | str = True,
     *,
     obstacle: Callable[[torch.device | None], str | None] | None = None,
     parameter: str | None = None,
@@ -69,25 +82,38 @@ def register(
     """Class decorator: make ``cls(normalized_shape, eps=..., bias=...)`` available under ``name``.
 
     Args:
-        exact: whether it claims to be LayerNorm. It becomes the attribute ``exact`` of the class, which
-            subclasses inherit.
+        exact: what it claims to be: True or "layer_norm", "rms_norm", or False for neither. It becomes the attribute
+            ``exact`` of the class, which subclasses inherit.
         parameter: the constructor's argument that a number behind the name sets, as in "mix:0.75".
         obstacle: a function of a device, or of None for all devices here. It returns why the norm cannot run there, or
             None.
 
     Raises:
-        NormError: if another class has that name.
+        NormError: if another class has that name, or there is no such claim.
     """
+
+    claim = claim_named(exact)
 
     def add(cls: NormClass) -> NormClass:
         taken = _REGISTRY.get(name)
         if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
         cls.exact = exact  # pyright: ignore[reportAttributeAccessIssue]
-        _REGISTRY[name] = NormInfo(cls, exact, obstacle, parameter)
+        _REGISTRY[name] = NormInfo(cls, claim, obstacle, parameter)
         return cls
 
     return add
+
+
+def claim_named(exact: bool | str) -> str:
+    """Return the claim that an attribute ``exact`` makes: "layer_norm", "rms_norm", or "" for neither.
+
+    Raises:
+        NormError: if it is another text.
+    """
+    if exact not in (True, False, *KINDS):
+        raise NormError(f"exact must be True, False, {' or '.join(KINDS)}, got {exact!r}")
+    return exact if isinstance(exact, str) else "layer_norm" if exact else ""
 
 
 def available() -> dict[str, NormInfo]:

@@ -26,7 +26,7 @@ class StdEps(LayerNorm):
         return (x - mean) / (std + self.eps)
 
 
-@register("rms", exact=False)
+@register("rms", exact="rms_norm")
 class RMSNorm(LayerNorm):
     """Divides by the root mean square and subtracts no mean (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
 

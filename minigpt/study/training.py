@@ -21,6 +21,7 @@ from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import Progress, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, write_atomically
+from minigpt.host import Shape
 from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
@@ -427,7 +428,7 @@ def token_ids(source: str, tokenizer: Tokenizer, model: GPT2) -> list[int]:
         GenerationError: if the source cannot be read, or has a token that the model has no embedding for.
     """
     texts = texts_of(Path(source)) if Path(source).is_file() else _of_dataset(source)
-    ids = join_texts(texts, tokenizer, model.config)
+    ids = join_texts(texts, tokenizer, Shape.of(model.config))
     if (largest := max(ids, default=0)) >= model.config.vocab_size:
         raise GenerationError(
             f"{source} has the token id {largest}, and the model has {model.config.vocab_size} embeddings"

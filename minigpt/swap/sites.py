@@ -165,6 +165,7 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> None:
                     record.notes += (f"{title(new)} freezes its {role}; here it is the model's, which is trained",)
                 if role == "weight" and adds_one:  # the new norm multiplies by its weight alone
                     record.originals[role] = shared
+                    record.notes += ("the sites multiply by 1 + weight; the new norms' weight is that sum",)
                     shared = nn.Parameter(shared.detach() + 1, requires_grad=shared.requires_grad)
                 setattr(new, role, shared)
             else:

@@ -1,0 +1,90 @@
+"""Models that are no GPT-2: transformers opens them, from files that run no code."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from minigpt.checkpoint.contents import Files
+from minigpt.checkpoint.norms import MODEL_TYPE
+from minigpt.errors import CheckpointError
+
+
+def architecture_of(place: Path) -> str | None:
+    """Return the ``model_type`` in config.json of a model that is no GPT-2; None for a GPT-2."""
+    kind = (Files.at(place).config or {}).get("model_type")
+    return kind if isinstance(kind, str) and kind not in ("gpt2", MODEL_TYPE) else None
+
+
+def load_with_transformers(
+    place: Path,
+    *,
+    attention: str = "sdpa",
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    is_empty: bool = False,
+) -> nn.Module:
+    """Return the causal language model of a folder in eval mode, without gradients, as transformers' own class.
+
+    Args:
+        attention: an architecture that has no "sdpa" gets "eager".
+        dtype: None is that of config.json, else of the first weight.
+        is_empty: whether to return the modules alone, without values.
+
+    Raises:
+        CheckpointError: if transformers cannot open it from config.json and safetensors files.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM  # imported here, since it takes five seconds
+
+    def load(attention: str) -> Any:
+        options: dict[str, Any] = dict(
+            dtype=dtype or config.dtype or _dtype_of_weights(place), attn_implementation=attention
+        )
+        if is_empty:
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, **options)
+        return AutoModelForCausalLM.from_pretrained(
+            place, config=config, local_files_only=True, use_safetensors=True, **options
+        )
+
+    try:
+        with quiet_transformers():
+            config: Any = AutoConfig.from_pretrained(place, local_files_only=True)
+            config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
+            try:
+                model = load(attention)
+            except ValueError:  # "... does not support an attention implementation through sdpa"
+                if attention == "eager":
+                    raise
+                model = load("eager")
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error
+    model.requires_grad_(False)
+    return model.eval() if is_empty else model.eval().to(device)
+
+
+def _dtype_of_weights(place: Path) -> torch.dtype:
+    """Return the dtype of the first weight in the safetensors files of a folder."""
+    with safe_open(min(place.glob("*.safetensors")), "pt") as weights:
+        return weights.get_tensor(min(weights.keys())).dtype
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off the log messages and progress bars of transformers."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
