@@ -10,17 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
-from minigpt.choices import (
-    ARITHMETICS,
-    ATTENTIONS,
-    DTYPE_NAMES,
-    KEEP,
-    QUANTIZES,
-    check_keep,
-    check_option,
-    check_quantize,
-    patterns_of,
-)
+from minigpt import choices
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import hash_file, hash_json
 
@@ -135,7 +125,7 @@ class Recipe:
         "*", "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late."
     )
     keep: Collection[str] = option(
-        KEEP, "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
+        choices.KEEP, "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
         is_axis=True,
     )  # fmt: skip
     center: bool = option(
@@ -144,14 +134,19 @@ class Recipe:
     fit: str | Path | None = option(
         None, "File to fit the swapped norms on: closest to the original norms' outputs.", is_axis=True
     )
-    attention: str = option("sdpa", "sdpa (fused) or eager (written out).", kind=str, values=ATTENTIONS, is_axis=True)
-    arithmetic: str = option("fast", kind=str, values=ARITHMETICS, is_axis=True)
+    attention: str = option(
+        "sdpa", "sdpa (fused) or eager (written out).", kind=str, values=choices.ATTENTIONS, is_axis=True
+    )
+    arithmetic: str = option("fast", kind=str, values=choices.ARITHMETICS, is_axis=True)
     device: "str | torch.device | None" = option(None, "cpu, cuda, cuda:N; by default CUDA if there is one.")
     dtype: "str | torch.dtype | None" = option(
-        None, f"{', '.join(DTYPE_NAMES)}; by default the checkpoint's.", values=DTYPE_NAMES, is_axis=True
-    )
+        None,
+        f"{', '.join(choices.DTYPE_NAMES)}; by default the checkpoint's.",
+        values=choices.DTYPE_NAMES,
+        is_axis=True,
+    )  # fmt: skip
     quantize: str | None = option(
-        None, "int8: weights in eight bits, for the CPU; norms stay exact.", values=QUANTIZES, is_axis=True,
+        None, "int8: weights in eight bits, for the CPU; norms stay exact.", values=choices.QUANTIZES, is_axis=True,
         difference="{} weights are other weights",
     )  # fmt: skip
     revision: str | None = option(None, "Branch, tag or commit of a Hugging Face repository.")
@@ -161,17 +156,17 @@ class Recipe:
         for field in dataclasses.fields(self):
             value, values = getattr(self, field.name), field.metadata.get("values")
             if values and field.name != "dtype" and value != field.default:
-                check_option(field.name, value, values)
-        check_quantize(self.quantize, self.arithmetic)
+                choices.check_option(field.name, value, values)
+        choices.check_quantize(self.quantize, self.arithmetic)
         dtype = self.dtype if isinstance(self.dtype, str) else str(self.dtype or "auto").removeprefix("torch.")
         if dtype != "auto":
-            check_option("dtype", dtype, DTYPE_NAMES)
+            choices.check_option("dtype", dtype, choices.DTYPE_NAMES)
         object.__setattr__(self, "dtype", None if dtype == "auto" else dtype)
-        object.__setattr__(self, "sites", tuple(patterns_of(self.sites)))
-        check_keep(self.keep)
-        object.__setattr__(self, "keep", tuple(role for role in KEEP if role in self.keep))
+        object.__setattr__(self, "sites", tuple(choices.patterns_of(self.sites)))
+        choices.check_keep(self.keep)
+        object.__setattr__(self, "keep", tuple(role for role in choices.KEEP if role in self.keep))
         if self.norm is None:
-            idle = {"sites": self.sites != ("*",), "keep": self.keep != KEEP, "fit": self.fit is not None}
+            idle = {"sites": self.sites != ("*",), "keep": self.keep != choices.KEEP, "fit": self.fit is not None}
             if name := next((name for name, is_set in idle.items() if is_set), None):
                 raise ConfigError("is about a norm that is swapped in; give a norm too", argument=name)
         if isinstance(self.norm, Mapping) and self.sites != ("*",):
@@ -316,11 +311,8 @@ class Recipe:
         from minigpt.norms import name_of
         from minigpt.norms.foreign.locate import code_files
 
-        settings = {
-            field.name: str(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name not in ("source", "norm", "local_files_only", "revision")
-        }
+        apart = ("source", "norm", "local_files_only", "revision")
+        settings = {name: str(value) for name, value in vars(self).items() if name not in apart}
         named = [(pattern, name_of(norm)) for pattern, norm in self.pairs()]
         try:
             code = [file for _, norm in self.pairs() for file in code_files(norm)]

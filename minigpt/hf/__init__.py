@@ -22,7 +22,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
 from minigpt.checkpoint.norms import ARCHITECTURE, Norms
-from minigpt.hf.choice import Choice, MiniGPT2Config, RegisteredConfig
+from minigpt.hf.choice import Choice, MiniGPT2Config, PlainConfig
 from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
 
 __all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
@@ -40,7 +40,7 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
         arithmetic: "fast" or "reference", if the call and the folder name none.
     """
     ChosenParts.by_default = Choice(norm, arithmetic)
-    CONFIG_MAPPING.register("gpt2", RegisteredConfig, exist_ok=True)
+    CONFIG_MAPPING.register("gpt2", PlainConfig, exist_ok=True)
     CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
     setattr(sys.modules["transformers"], ARCHITECTURE, GPT2LMHeadModel)  # which `import` may have replaced since
     for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` skips transformers' configs

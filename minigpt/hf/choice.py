@@ -11,6 +11,9 @@ from minigpt.choices import ARITHMETICS, check_option
 from minigpt.config import OTHER_NETWORKS
 from minigpt.errors import ConfigError
 
+# Fields of other networks than ours that transformers' GPT-2, whose forward is inherited here, computes.
+HONOURED = ("add_cross_attention", "is_encoder_decoder", "quantization_config")
+
 
 class Choice(NamedTuple):
     """What a GPT-2 is built with that its checkpoint does not decide."""
@@ -63,20 +66,8 @@ class MiniGPT2Config(transformers.GPT2Config):
 
 
 @no_type_check
-class FolderConfig(transformers.GPT2Config):
-    """Reads a folder's config as the type that it names: a plain GPT-2's, or one with a choice."""
-
-    @classmethod
-    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read ``source`` as transformers does."""
-        fields, _ = cls.get_config_dict(source, **kwargs)
-        kind: Any = MiniGPT2Config if fields.get("model_type") == MiniGPT2Config.model_type else transformers.GPT2Config
-        return kind.from_pretrained(source, *args, **kwargs)
-
-
-@no_type_check
-class RegisteredConfig(transformers.GPT2Config):
-    """Reads a plain GPT-2's config.json while our class is registered for it.
+class PlainConfig(transformers.GPT2Config):
+    """Reads a GPT-2's config while our class is registered for it, and a folder's config as the type that it names.
 
     Some tools, TRL among them, load the class that ``architectures`` names, past the Auto classes. Here it names ours,
     which ``register`` adds to ``transformers``.
@@ -93,17 +84,25 @@ class RegisteredConfig(transformers.GPT2Config):
             config_dict = config_dict | {"architectures": [ARCHITECTURE]}
         return transformers.GPT2Config.from_dict(config_dict, **kwargs)
 
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read ``source`` as transformers does: a plain GPT-2, or one with a choice."""
+        fields, _ = cls.get_config_dict(source, **kwargs)
+        kind: Any = MiniGPT2Config if fields.get("model_type") == MODEL_TYPE else transformers.GPT2Config
+        return kind.from_pretrained(source, *args, **kwargs)
 
-def choice(config: transformers.GPT2Config, given: dict[str, Any], by_default: Choice) -> Choice:
+
+def choice(config: transformers.GPT2Config, in_call: dict[str, Any], by_default: Choice) -> Choice:
     """Return what was chosen: in the call, else in the config, else by default.
 
     Raises:
         ConfigError: if the arithmetic is unknown, or the config is for another network.
     """
     of_config = {name: getattr(config, name) for name in Choice._fields if isinstance(config, MiniGPT2Config)}
-    chosen = by_default._replace(**of_config | {name: value for name, value in given.items() if value is not None})
+    chosen = by_default._replace(**of_config | {name: value for name, value in in_call.items() if value is not None})
     check_option("arithmetic", chosen.arithmetic, ARITHMETICS)
-    if other := sorted(name for name, value in vars(config).items() if value and OTHER_NETWORKS.fullmatch(name)):
+    fields = (name for name, value in vars(config).items() if value and name not in HONOURED)
+    if other := sorted(filter(OTHER_NETWORKS.fullmatch, fields)):
         raise ConfigError(f"{other[0]} is of another network than GPT-2, whose logits would differ; remove it to load")
     return chosen
 

@@ -14,14 +14,13 @@ import transformers
 from torch import nn
 from transformers import initialization
 from transformers.activations import ACT2FN
-from transformers.models.gpt2 import modeling_gpt2 as theirs
+from transformers.models.gpt2 import modeling_gpt2
 from transformers.pytorch_utils import Conv1D
 
 from minigpt import norms
-from minigpt.config import norm_sites
 from minigpt.engine import parts
 from minigpt.errors import NormError
-from minigpt.hf.choice import Choice, FolderConfig, choice, config_of
+from minigpt.hf.choice import Choice, PlainConfig, choice, config_of
 from minigpt.norms.foreign.adapt import eps_of
 from minigpt.norms.frozen import tell_positions
 from minigpt.norms.record import ATTRIBUTE, NormRecord, record_of
@@ -34,7 +33,7 @@ class FastConv1D(parts.FastConv1D, Conv1D):
     __repr__ = nn.Module.__repr__
 
 
-_FORWARD = inspect.signature(theirs.GPT2Model.forward)
+_FORWARD = inspect.signature(modeling_gpt2.GPT2Model.forward)
 
 
 def _tell_positions(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -49,10 +48,10 @@ def _tell_positions(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     tell_positions(body.norm_modules().values(), position_ids)
 
 
-class ChosenParts(theirs.GPT2PreTrainedModel):
+class ChosenParts(modeling_gpt2.GPT2PreTrainedModel):
     """What both models share: a choice of norms and arithmetic, which the config carries."""
 
-    config_class: Any = FolderConfig
+    config_class: Any = PlainConfig
     by_default: ClassVar[Choice] = Choice()
 
     @classmethod
@@ -85,7 +84,7 @@ class ChosenParts(theirs.GPT2PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
-class GPT2Model(ChosenParts, theirs.GPT2Model):
+class GPT2Model(ChosenParts, modeling_gpt2.GPT2Model):
     """The network without its head. ``minigpt.swap_norms`` and ``minigpt.fit_norms`` work on it.
 
     Args:
@@ -110,7 +109,7 @@ class GPT2Model(ChosenParts, theirs.GPT2Model):
         for part in self.modules():
             if type(part) is Conv1D:
                 part.__class__ = FastConv1D
-            if isinstance(part, theirs.GPT2MLP) and self.config.activation_function == "gelu_new":
+            if isinstance(part, modeling_gpt2.GPT2MLP) and self.config.activation_function == "gelu_new":
                 part.act = ACT2FN["gelu_pytorch_tanh"]  # the same function in one call
 
     def norm_sites(self) -> list[str]:
@@ -118,18 +117,15 @@ class GPT2Model(ChosenParts, theirs.GPT2Model):
 
         A decoder with cross-attention has a third norm in each block, h.0.ln_cross_attn, between the two.
         """
-        sites = norm_sites(len(self.h))
-        if not self.config.add_cross_attention:
-            return sites
-        crosses = {f"h.{i}.ln_2": f"h.{i}.ln_cross_attn" for i in range(len(self.h))}
-        return [name for site in sites for name in (*([crosses[site]] if site in crosses else []), site)]
+        names = ("ln_1", "ln_cross_attn", "ln_2")
+        return [f"h.{i}.{name}" for i, block in enumerate(self.h) for name in names if hasattr(block, name)] + ["ln_f"]
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""
         return {site: self.get_submodule(site) for site in self.norm_sites()}
 
 
-class GPT2LMHeadModel(ChosenParts, theirs.GPT2LMHeadModel):
+class GPT2LMHeadModel(ChosenParts, modeling_gpt2.GPT2LMHeadModel):
     """GPT-2 with a language-model head: what ``AutoModelForCausalLM`` gives after ``minigpt.hf.register()``.
 
     Args and errors are those of ``GPT2Model``, which it holds as ``transformer``.
@@ -137,7 +133,7 @@ class GPT2LMHeadModel(ChosenParts, theirs.GPT2LMHeadModel):
 
     def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:
         self.chosen = choice(config, {"norm": norm, "arithmetic": arithmetic}, self.by_default)
-        theirs.GPT2PreTrainedModel.__init__(self, config_of(config, self.chosen))
+        modeling_gpt2.GPT2PreTrainedModel.__init__(self, config_of(config, self.chosen))
         self.transformer = GPT2Model(self.config, self.chosen.norm, self.chosen.arithmetic)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.post_init()
@@ -160,8 +156,8 @@ def install_norms(body: Any, chosen: Choice) -> None:
             built = norms.build(norm, body.config.n_embd, eps=body.config.layer_norm_epsilon)
         body.set_submodule(site, built)
         for part in built.modules():
-            own = itertools.chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
-            record_of(part).initial = {name: tensor.detach().clone() for name, tensor in own}
+            tensors = itertools.chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False))
+            record_of(part).initial = {name: tensor.detach().clone() for name, tensor in tensors}
         built._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 

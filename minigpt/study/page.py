@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from minigpt.errors import ConfigError
@@ -92,12 +93,9 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
     drawn: dict[str, str] = {}
     if summaries.is_trained:
         drawn["loss"] = _drawn(lambda axes: _curves(axes, summaries.cells, titles), HEIGHT + 0.17 * len(titles))
-    name = "over_baseline" if "loss" in drawn else "kl_mean"
-    cells = [
-        (title, figure, colour)
-        for title, cell, colour in zip(titles, summaries.cells, _colours(), strict=False)
-        if (figure := cell.figures[name])
-    ]
+    name = "over_baseline" if summaries.is_trained else "kl_mean"
+    looks = zip(titles, summaries.cells, itertools.cycle(COLOURS), strict=False)
+    cells = [(title, figure, colour) for title, cell, colour in looks if (figure := cell.figures[name])]
     if cells:
         column = summaries.columns[name]
         drawn[name.replace("_", "-")] = _drawn(lambda axes: _cells(axes, cells, column), 0.7 + 0.35 * len(cells))
@@ -127,17 +125,18 @@ def _curves(axes: Any, cells: list[table.Summary], titles: list[str]) -> None:
     """Draw the loss over the steps, a band of one standard error over seeds around each mean, and ticks at swaps."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    for cell, title, colour, dash in zip(cells, titles, _colours(), itertools.cycle(DASHES), strict=False):
+    looks = zip(itertools.cycle(COLOURS), itertools.cycle(DASHES), strict=False)
+    for cell, title, (colour, dash) in zip(cells, titles, looks, strict=False):
         points = [point for point in zip(*cell.curves, strict=False) if None not in (loss for _, loss in point)]
         if not points:
             continue
-        steps, losses = [point[0][0] for point in points], [[loss for _, loss in point] for point in points]
-        means = [statistics.fmean(seeds) for seeds in losses]
+        steps = [point[0][0] for point in points]
+        losses = np.array([[loss for _, loss in point] for point in points])  # (steps, seeds)
+        means = losses.mean(1)
         axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label="\n".join(textwrap.wrap(title, 70)))
-        if len(losses[0]) > 1:
-            errors = [statistics.stdev(seeds) / math.sqrt(len(seeds)) for seeds in losses]
-            low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
-            axes.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
+        if losses.shape[1] > 1:
+            errors = losses.std(1, ddof=1) / math.sqrt(losses.shape[1])
+            axes.fill_between(steps, means - errors, means + errors, color=colour, alpha=0.25, linewidth=0)
         swaps = sorted({*cell.settings["swaps"].values()})
         axes.plot(swaps, [0.02] * len(swaps), "|", color=colour, transform=axes.get_xaxis_transform(), markersize=6)
     axes.set(xlabel="step", ylabel=f"{table.TRAINED['loss'].head}, nats a token", yscale="log")
@@ -160,19 +159,14 @@ def _cells(axes: Any, cells: list[tuple[str, table.Figure, str]], column: table.
         axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(middle)))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
+    style = {"fmt": "o", "markersize": 4, "capsize": 3, "linewidth": 1.2}
     for place, (_, figure, colour) in enumerate(cells):
-        axes.errorbar(
-            figure.mean, place, xerr=figure.error or 0.0, color=colour, fmt="o", markersize=4, capsize=3, linewidth=1.2
-        )
+        axes.errorbar(figure.mean, place, xerr=figure.error or 0.0, color=colour, **style)
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))
     axes.set_yticklabels(["\n".join(textwrap.wrap(title, 34)) for title, *_ in cells], fontsize=8)
     axes.grid(visible=True, axis="x", linewidth=0.5)
-
-
-def _colours() -> Any:
-    return itertools.cycle(COLOURS)
 
 
 def _inline(svg: str) -> Any:

@@ -142,7 +142,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     judged = report.to_dict()
     yield {
         "verdict": judged["verdict"], "outcome": report.outcome, "ratio": judged["logits"]["ratio"],
-        "report": _keep_report(report, out, name), **_distance(judged, AT_THE_SWAP), **_text_figures(judged),
+        "report": _keep_report(report, out, name), **_figures(judged, AT_THE_SWAP),
         "perplexity_before": perplexities(judged)[0], "protocol": {"dtype": report.dtype},
     }  # fmt: skip
     if training is None:
@@ -158,7 +158,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     yield {**result.curves(), "tokens": result.tokens, "tokens_seen": result.tokens_seen}
     progress("judging it after training", 0.99)
     judged = original.judge(model).to_dict()
-    yield {**_distance(judged, RECOVERED), **_text_figures(judged)}
+    yield _figures(judged, RECOVERED)
     yield from _metrics(study.metrics, model, result.tokenizer)
 
 
@@ -170,29 +170,23 @@ def original_of(
     return read_original(recipe, against, prompts=prompts or None, text=text)
 
 
-def _distance(judged: Mapping[str, Any], names: tuple[str, ...]) -> CellRow:
+def _figures(judged: Mapping[str, Any], names: tuple[str, ...]) -> CellRow:
     """Return how far a judged model is from the original, under these names, with standard errors over rows of text.
 
-    With a text, the change of the loss is that of the whole text, as the perplexity is.
+    With a text, the change of the loss is that of the whole text, as the perplexity is. There are two more figures of
+    a text then. entropy: of the predictions, in nats, a mean over tokens. text_rows: for each window, the tokens that
+    count and the sum of their losses in nats.
     """
-    measured = judged["distribution"] | {
-        name: value for name, value in (judged["perplexity"] or {}).items() if name.startswith("loss_change")
-    }
-    figures = {name: measured.get(one) for name, one in zip(names, DISTANCES, strict=False)}
-    errors = {f"{name}_se": measured.get(f"{one}_se") for name, one in zip(names, DISTANCES, strict=False)}
-    if (text := judged["perplexity"]) is not None and None not in (text["candidate"], text["loss_se"]):
-        errors[f"{names[-1]}_se"] = text["candidate"] * text["loss_se"]
-    return figures | errors | {names[-1]: perplexities(judged)[1]}
-
-
-def _text_figures(judged: Mapping[str, Any]) -> CellRow:
-    """Return what a judged model says of the study's text beside its perplexity.
-
-    entropy: of the predictions, in nats, a mean over tokens. text_rows: for each window, the tokens that count and the
-    sum of their losses in nats.
-    """
-    text = judged["perplexity"]
-    return {} if text is None else {"entropy": text["entropy"], "text_rows": text["rows"]}
+    text = judged["perplexity"] or {}
+    measured = judged["distribution"] | {name: text[name] for name in text if name.startswith("loss_change")}
+    row: CellRow = {names[-1]: perplexities(judged)[1]}
+    for name, quantity in zip(names, DISTANCES, strict=False):
+        row |= {name: measured.get(quantity), f"{name}_se": measured.get(f"{quantity}_se")}
+    if text:
+        row |= {"entropy": text["entropy"], "text_rows": text["rows"]}
+        if None not in (text["candidate"], text["loss_se"]):
+            row[f"{names[-1]}_se"] = text["candidate"] * text["loss_se"]
+    return row
 
 
 def _keep_report(report: ParityReport, out: Path, name: str) -> str:
@@ -222,20 +216,15 @@ def _metrics(metrics: list[str], model: GPT2, tokenizer: Tokenizer | None) -> It
     """Yield the figures of the user's functions, all that are known each time, and the reason if one has none."""
     figures: dict[str, float | None] = {}
     for metric in metrics:
-        figure = call_metric(metric, model, tokenizer)
-        figures[metric] = figure if isinstance(figure, float) else None
-        yield {"metrics": figures} | ({} if isinstance(figure, float) else {"reason": f"{metric} {figure}"})
-
-
-def call_metric(metric: str, model: GPT2, tokenizer: Tokenizer | None) -> float | str:
-    """Return the figure of a user's function of (model, tokenizer); if that is no finite number, the reason."""
-    function: Any = locate_code(metric)
-    try:
-        with naming(function, metric):
-            figure = float(function(model, tokenizer))
-    except NormError as error:
-        return str(error)
-    return figure if math.isfinite(figure) else f"is {figure}"
+        function: Any = locate_code(metric)
+        try:
+            with naming(function, metric):
+                figure = float(function(model, tokenizer))
+            reason = None if math.isfinite(figure) else f"is {figure}"
+        except NormError as error:
+            figure, reason = None, str(error)
+        figures[metric] = None if reason else figure
+        yield {"metrics": figures} | ({"reason": f"{metric} {reason}"} if reason else {})
 
 
 def connect(address: str) -> Any:

@@ -143,20 +143,16 @@ class NormSchedule:
             fits: False if the new norms' values come from a checkpoint.
         """
         starting = [site for site, start in self.schedule.steps.items() if start <= step and not self.norms[site].is_on]
-        if starting and fits and self.rows is not None:
-            self._fit(starting, self.rows)
+        if starting and fits and self.rows is not None:  # to the old norms, in the model as it is at this step
+            for site in starting:
+                self.body.set_submodule(site, self.norms[site].new)
+            rows = self.rows.to(self.body.wte.weight.device)
+            fit_to(self.body, rows, {site: self.norms[site].old for site in starting})
         for site in starting:
+            self.body.set_submodule(site, self.norms[site])
             self.norms[site].is_on = True
         if self.schedule.merge is not None and step >= self.schedule.merge:
             for scheduled in self.norms.values():
                 if getattr(scheduled.new, "calibration", None) is not None:
                     usual = scheduled.new.calibration[0]
                     scheduled.new.freeze(usual, usual)
-
-    def _fit(self, sites: list[str], rows: Tensor) -> None:
-        """Fit the new norms at ``sites`` to the old ones, in the model as it is at this step."""
-        for site in sites:
-            self.body.set_submodule(site, self.norms[site].new)
-        fit_to(self.body, rows.to(self.body.wte.weight.device), {site: self.norms[site].old for site in sites})
-        for site in sites:
-            self.body.set_submodule(site, self.norms[site])

@@ -25,6 +25,7 @@ from minigpt.host import Shape
 from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
+from minigpt.model.inputs import check_known
 from minigpt.recipe import Recipe
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, training_fingerprint
@@ -167,7 +168,7 @@ def _finetune(
     trainer.optimizer = None
     trained.zero_grad()
     whole = trained.merge_and_unload() if training.lora else trained
-    if name := next((name for name, own in whole.named_parameters() if not own.isfinite().all()), None):
+    if name := next((name for name, weight in whole.named_parameters() if not weight.isfinite().all()), None):
         raise DivergedError(f"training diverged: {name} is not finite after {training.steps} steps; train more gently")
     return Finetuned(
         as_minigpt(whole, untrained),
@@ -352,14 +353,11 @@ def resumable_step(folder: Path, steps: int) -> int | None:
     Trainer would add a step to one of the last step, so that is left out. A checkpoint's last file is
     trainer_state.json.
     """
-    for step in sorted((int(place.name.rpartition("-")[2]) for place in folder.glob("checkpoint-*")), reverse=True):
-        try:
-            json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())
-        except (OSError, ValueError):
-            continue
-        if step < steps:
-            return step
-    return None
+    whole = []
+    for place in folder.glob("checkpoint-*"):
+        with contextlib.suppress(OSError, ValueError):
+            whole.append(json.loads((place / "trainer_state.json").read_text())["global_step"])
+    return max((step for step in whole if step < steps), default=None)
 
 
 def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int = 0) -> TrainingArguments:
@@ -397,7 +395,7 @@ def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int 
 
 def optimizer_facts(arguments: TrainingArguments) -> dict[str, str]:
     """Return the optimizer and the schedule of the learning rate in words."""
-    name, schedule = (str(one).rpartition(".")[2].lower() for one in (arguments.optim, arguments.lr_scheduler_type))
+    name, schedule = (str(kind).rpartition(".")[2].lower() for kind in (arguments.optim, arguments.lr_scheduler_type))
     warmup = arguments.get_warmup_steps(arguments.max_steps)
     optimizer = f"{'AdamW' if name.startswith('adamw') else name}, betas {arguments.adam_beta1:g} and "
     optimizer += f"{arguments.adam_beta2:g}, weight decay {arguments.weight_decay:g}, "
@@ -429,10 +427,7 @@ def token_ids(source: str, tokenizer: Tokenizer, model: GPT2) -> list[int]:
     """
     texts = texts_of(Path(source)) if Path(source).is_file() else _of_dataset(source)
     ids = join_texts(texts, tokenizer, Shape.of(model.config))
-    if (largest := max(ids, default=0)) >= model.config.vocab_size:
-        raise GenerationError(
-            f"{source} has the token id {largest}, and the model has {model.config.vocab_size} embeddings"
-        )
+    check_known(torch.tensor([ids], dtype=torch.long), model.config.vocab_size)
     return ids
 
 

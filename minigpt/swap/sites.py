@@ -45,15 +45,14 @@ def swap_norms(
 
     Raises:
         ConfigError: if the model has no norm sites.
-        NormError: if the norm is unknown, cannot be built or cannot run, one module is given to several sites, or a
-            pattern matches no site. Nothing has been replaced then.
+        NormError: if the norm is unknown, cannot be built or cannot run, or a pattern matches no site. Nothing has been
+            replaced then.
     """
     host, chosen = host_with_norms(model), match_sites(model, sites)
     old = {name: model.get_submodule(name) for name in chosen}
     for name, module in old.items():
         require_own_parameters(name, module)
     new = {name: build_like(module, norm, host, keep) for name, module in old.items()}
-    _require_one_each(model, list(new.values()))
     for name, module in new.items():
         share(module, old[name], host)
     _require_runs(new[chosen[0]], host)
@@ -139,16 +138,6 @@ def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collectio
     new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
     record_of(new).site = site
     return new
-
-
-def _require_one_each(model: nn.Module, new: list[nn.Module]) -> None:
-    """Check that every site has a separate module, since a module holds the Parameters of one site."""
-    taken = {id(module) for module in model.modules()}
-    for norm in new:
-        inner = id(norm.norm if isinstance(norm, AdaptedNorm) else norm)
-        if inner in taken:
-            raise NormError("norm returns one module for several sites; it must make a new one at every call")
-        taken.add(inner)
 
 
 def share(new: nn.Module, old: nn.Module, host: Host) -> None:

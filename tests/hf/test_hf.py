@@ -1,8 +1,7 @@
 """Our blocks in transformers' own tools, each tool beside transformers' own network on the same weights."""
 
-import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,9 @@ import minigpt
 from minigpt import ConfigError, NormError
 from minigpt.hf.model import GPT2LMHeadModel
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("registered")]
 
 SWAPPED = {"h.*.ln_1": "rms", "ln_f": "dyt"}
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    transformers.utils.logging.set_verbosity_error()
-    minigpt.hf.register()
-    yield
-    minigpt.hf.unregister()
-    transformers.utils.logging.set_verbosity_warning()
 
 
 @pytest.fixture(scope="module")
@@ -201,43 +190,9 @@ def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, 
     assert torch.equal(logits(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")), logits(reference()))
 
 
-@pytest.mark.parametrize("norm", [{"h.[0-1].ln_1": "rms", "h.0.ln_1": "textbook"}, {"*": "rms", "ln_f": "dyt"}])
-def test_patterns_that_overlap_are_applied_in_their_order_again(folder: Path, tmp_path: Path, norm: Any) -> None:
-    model = load(folder, norm=norm)
-    model.save_pretrained(tmp_path)
-    again = load(tmp_path)
-    sites = model.transformer.norm_sites()
-    assert [type(again.transformer.get_submodule(site)) for site in sites] == [
-        type(model.transformer.get_submodule(site)) for site in sites
-    ]
-    assert torch.equal(logits(again), logits(model))
-    again.save_pretrained(tmp_path / "twice")
-    assert torch.equal(logits(load(tmp_path / "twice")), logits(model))
-
-
-def test_the_class_itself_reads_a_folder_as_what_it_is(folder: Path, tmp_path: Path) -> None:
-    model = load(folder, norm="rms")
-    model.save_pretrained(tmp_path)
-    again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
-    assert (again.config.norm, again.config.model_type) == ("rms", "minigpt-gpt2")
-    assert torch.equal(logits(again), logits(model))
-    plain = GPT2LMHeadModel.from_pretrained(folder).eval()
-    assert plain.config.model_type == "gpt2"
-    assert torch.equal(logits(plain), logits(load(folder)))
-    assert load(folder, norm="rms").config.model_type == "minigpt-gpt2"
-
-
-@pytest.mark.parametrize(
-    ("norm", "message"),
-    [
-        (["rms"], "norms must be a name or pairs"),
-        ({"*": ["a"]}, r"config\.json asks for the norm"),
-        ({"*": {}}, r"config\.json asks for the norm"),
-        (3, r"config\.json asks for the norm"),
-        ([["*", "rms", "more"]], "norms must be a name or pairs"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("norm", "message"), [
+    (["rms"], "norms must be a name or pairs"), (3, r"config\.json asks for the norm"),
+])  # fmt: skip
 def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any, message: str) -> None:
     load(folder, norm="rms").save_pretrained(tmp_path)
     edit_config(tmp_path, norm=norm)
@@ -245,55 +200,48 @@ def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, nor
         load(tmp_path)
 
 
-def test_norms_swapped_behind_the_config_are_not_saved_under_its_name(folder: Path, tmp_path: Path) -> None:
-    model = load(folder)
-    minigpt.swap_norms(model.transformer, "rms", "ln_f")
-    with pytest.raises(NormError, match="ln_f is not as the config says"):
+def test_a_folder_is_read_as_what_it_is_by_the_class_itself(folder: Path, tmp_path: Path) -> None:
+    """Patterns that overlap are applied in their order again."""
+    model = load(folder, norm={"*": "rms", "h.0.*": "textbook", "h.0.ln_1": "dyt"})
+    model.save_pretrained(tmp_path)
+    again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    assert again.config.model_type == "minigpt-gpt2"
+    assert norms_of(again) == ["DyT", "LayerNorm", "RMSNorm", "RMSNorm", "RMSNorm"]
+    assert torch.equal(logits(again), logits(model))
+    plain = GPT2LMHeadModel.from_pretrained(folder).eval()
+    assert plain.config.model_type == "gpt2"
+    assert torch.equal(logits(plain), logits(load(folder)))
+
+
+def another_norm(model: GPT2LMHeadModel) -> None:
+    minigpt.swap_norms(model.transformer, "textbook", "ln_f")
+
+
+def another_eps(model: GPT2LMHeadModel) -> None:
+    model.transformer.ln_f.eps = 1e-3
+
+
+def deviations(model: GPT2LMHeadModel) -> None:
+    minigpt.swap_norms(model.transformer, "frozen", "ln_f")
+    minigpt.fit_norms(model.transformer, torch.arange(80).view(4, 20) % TINY["vocab_size"], "ln_f")
+
+
+@pytest.mark.parametrize("change", [another_norm, another_eps, deviations])
+def test_what_the_config_does_not_say_is_not_saved(
+    folder: Path, tmp_path: Path, change: Callable[[GPT2LMHeadModel], None]
+) -> None:
+    model = load(folder, norm="rms")
+    change(model)
+    with pytest.raises(NormError, match=r"^ln_f is not as the config says, .*layer_norm_epsilon=\.\.\.\), or keep"):
         model.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
-    minigpt.swap_norms(model.transformer, "fused")
-    model.save_pretrained(tmp_path)
-    assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
-def test_an_eps_that_the_config_does_not_say_is_not_saved(folder: Path, tmp_path: Path) -> None:
-    model = load(folder, norm="rms")
-    model.transformer.ln_f.eps = 1e-3
-    with pytest.raises(NormError, match=r"^ln_f is not as the config says, .*layer_norm_epsilon=\.\.\.\)"):
-        model.save_pretrained(tmp_path / "out")
-    assert not (tmp_path / "out" / "model.safetensors").exists()
-    model.config.layer_norm_epsilon = 1e-3  # all of them should have it then
-    with pytest.raises(NormError, match=r"^h\.0\.ln_1 is not as the config says"):
-        model.save_pretrained(tmp_path / "out")
-    for norm in model.transformer.norm_modules().values():
-        norm.eps = 1e-3
-    model.save_pretrained(tmp_path / "by hand")
-    assert torch.equal(logits(load(tmp_path / "by hand")), logits(model))
+def test_an_eps_that_the_call_says_is_saved(folder: Path, tmp_path: Path) -> None:
     model = load(folder, norm="rms", layer_norm_epsilon=1e-3)
     assert model.transformer.ln_f.eps == 1e-3
-    model.save_pretrained(tmp_path / "out")
-    assert torch.equal(logits(load(tmp_path / "out")), logits(model))
-
-
-def test_what_no_checkpoint_has_a_place_for_is_not_saved(folder: Path, tmp_path: Path) -> None:
-    model = load(folder, norm="frozen")
-    minigpt.fit_norms(model.transformer, torch.arange(80).view(4, 20) % TINY["vocab_size"])
-    with pytest.raises(NormError, match=r"h\.0\.ln_1 is not as the config says, .* keep the state_dict"):
-        model.save_pretrained(tmp_path)
-    other = load(folder, norm="frozen")
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(logits(other), logits(model))
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_body_is_not_folded(folder: Path) -> None:
-    model = load(folder)
-    before = logits(model)
-    with pytest.raises(
-        ConfigError, match=r"model must be a minigpt\.GPT2, got minigpt's GPT2Model; use minigpt\.from_pre"
-    ):
-        minigpt.fold_norms(model.transformer)
-    assert torch.equal(logits(model), before)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
 NORM_FILE = """
@@ -329,26 +277,13 @@ def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_p
     assert torch.equal(logits(load(tmp_path / "saved", norm=norm)), logits(model))
 
 
-def test_the_whole_choice_is_asked_for_where_a_folder_s_code_is_not_run(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(NORM_FILE)
-    model = load(folder, norm={"h.*": "rms", "h.0.ln_1": f"{tmp_path / 'mine.py'}:Scaled"})
-    model.save_pretrained(tmp_path / "saved")
-    with pytest.raises(NormError, match=r"ask for it yourself: .*from_pretrained\(\.\.\., norm=.*\)$") as raised:
-        load(tmp_path / "saved")
-    requested = ast.literal_eval(str(raised.value).rpartition("norm=")[2].removesuffix(")"))
-    assert torch.equal(logits(load(tmp_path / "saved", norm=requested)), logits(model))
-
-
 # --- what is refused
 
 
-def test_fields_of_other_networks_are_refused_and_unknown_ones_carried(tmp_path: Path) -> None:
+def test_fields_of_other_networks_are_refused(tmp_path: Path) -> None:
     odd = edit_config(saved(reference(), tmp_path), rotary_base=10000)
     with pytest.raises(ConfigError, match=r"^rotary_base is of another network than GPT-2"):
         load(odd)
-    kept = edit_config(odd, rotary_base=None, author="me", chunk_size_feed_forward=2)
-    load(kept, norm="rms").save_pretrained(tmp_path / "again")
-    assert load(tmp_path / "again").config.author == "me"
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -393,13 +328,11 @@ def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path)
     assert "lm_head.weight" not in load_file(tmp_path / "saved/model.safetensors")
 
 
-@pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", "triton"])
+@pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", GammaBeta])
 def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
-    folder: Path, tmp_path: Path, norm: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, norm: str | type
 ) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
-    if norm == "triton":  # of which the class alone is asked
-        monkeypatch.setattr(minigpt.norms.registry.NormInfo, "available", True)
     arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
 
     def decayed(model: Any) -> set[str]:
@@ -409,29 +342,6 @@ def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
     hf_result = decayed(transformers.GPT2LMHeadModel.from_pretrained(folder))
     assert "transformer.h.0.attn.c_attn.weight" in hf_result
     assert decayed(load(folder, norm=norm)) == hf_result
-    assert decayed(load(folder, norm=GammaBeta)) == hf_result
-
-
-def test_lora_on_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
-    config = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(base := load(folder, norm="rms"), config)
-    before, x = logits(base), tokens(2, 9)
-    for name, parameter in model.named_parameters():
-        assert parameter.requires_grad == ("lora_" in name)
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.1)
-    model(input_ids=x, labels=x).loss.backward()
-    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "lora_" in name)
-    adapted = logits(model)
-    assert (adapted - before).abs().max() > 0.1
-    model.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(load(folder, norm="rms"), tmp_path)
-    assert torch.equal(logits(again), adapted)
-    merged: Any = model.merge_and_unload()
-    assert_close(logits(merged), adapted, 1e-5, "merged into weights that lie (in, out)")
-    merged.save_pretrained(tmp_path / "merged")
-    assert torch.equal(logits(load(tmp_path / "merged")), logits(merged))
 
 
 def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:

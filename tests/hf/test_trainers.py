@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import minigpt
 from minigpt.checkpoint import local_place
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("registered")]
 
 DEMO = str(local_place("demo"))
 STORIES = ["Once upon a time there was a little dog.", "The old sailor saw a light.", "In a small house lived a cat."]
@@ -26,15 +26,6 @@ COMMON: dict[str, Any] = {
     "max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "logging_steps": 1, "seed": 0,
     "report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "bf16": False,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    transformers.utils.logging.set_verbosity_error()
-    yield
-    minigpt.hf.unregister()
-    transformers.utils.logging.set_verbosity_warning()
 
 
 def sft(model: Any, out: str, packing: bool = False, **more: Any) -> Any:

@@ -9,13 +9,19 @@ from minigpt.checkpoint import open_checkpoint
 from minigpt.checkpoint.save import save_frozen
 
 
-def test_transformers_loads_frozen_norms(tmp_path, caplog):
+def frozen(ids):
+    """The demo with norms that divide every position by one constant, which they take from ids."""
     model = minigpt.from_pretrained("demo", device="cpu")
-    ids = torch.randint(0, 1000, (2, 40), generator=torch.Generator().manual_seed(0))
     minigpt.swap_norms(model, "frozen")
     minigpt.fit_norms(model, ids)
     for norm in model.norm_modules().values():
         norm.freeze(norm.calibration[0], norm.calibration[0])
+    return model
+
+
+def test_transformers_loads_frozen_norms(tmp_path, caplog):
+    ids = torch.randint(0, 1000, (2, 40), generator=torch.Generator().manual_seed(0))
+    model = frozen(ids)
     save_frozen(model, tmp_path)
     assert not [record for record in caplog.records if record.name == "minigpt"]
 
@@ -32,14 +38,9 @@ def test_transformers_loads_frozen_norms(tmp_path, caplog):
 
 
 def test_parity_judges_the_plain_form_as_its_own_original(tmp_path):
-    model, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
-    text = tmp_path / "text.txt"
+    text, tokenizer = tmp_path / "text.txt", minigpt.Tokenizer.from_pretrained("demo")
     text.write_text("The old sailor told Mara a tale of the sea. " * 20)
-    minigpt.swap_norms(model, "frozen")
-    minigpt.fit_norms(model, torch.tensor([tokenizer.encode(text.read_text())[:100]]))
-    for norm in model.norm_modules().values():
-        norm.freeze(norm.calibration[0], norm.calibration[0])
-    save_frozen(model, tmp_path / "plain", tokenizer)
+    save_frozen(frozen(torch.tensor([tokenizer.encode(text.read_text())[:100]])), tmp_path / "plain", tokenizer)
 
     report = minigpt.parity(tmp_path / "plain", device="cpu", text=text)
     assert report.to_dict()["verdict"] == "pass"

@@ -171,7 +171,7 @@ def test_texts_of_a_jsonl_file_end_at_newlines_only_and_with_the_model_s_end_of_
     first, second = map(tokenizer.encode, texts)
     assert token_ids("a.jsonl", tokenizer, model) == [*first, *model.config.eos_token_ids, *second]
     model.config = minigpt.GPT2Config.from_dict(model.config.to_dict() | {"vocab_size": 3, "used_vocab_size": None})
-    with pytest.raises(GenerationError, match="embeddings"):
+    with pytest.raises(GenerationError, match="outside the vocabulary of 3"):
         token_ids("a.jsonl", tokenizer, model)
 
 

@@ -15,8 +15,8 @@ import pytest
 import minigpt
 from minigpt.cli.output import progress
 from minigpt.files import Lines
-from minigpt.study import Cell, Study, read_study, run_study
-from minigpt.study.study import AXES, cells_with, command, fingerprint_of
+from minigpt.study import Study, read_study, run_study
+from minigpt.study.study import cells_with, command, fingerprint_of
 
 NORM = """
 from minigpt import LayerNorm
@@ -79,18 +79,6 @@ def test_a_change_of_what_decides_a_cell_is_another_cell(place: Path, change: st
     assert after["my_norm.py:Scaled"] != before["my_norm.py:Scaled"]
     if change in ("an edited norm", "keep", "an edited text to fit on"):
         assert after["fused"] == before["fused"]  # the control has none of it
-
-
-def test_other_weights_at_the_same_path_are_another_cell(tmp_path: Path) -> None:
-    model, folder = minigpt.from_pretrained("demo", device="cpu"), str(tmp_path / "model")
-    study, cell = Study([folder], ["rms"]), Cell(minigpt.Recipe(folder, norm="rms"))
-    minigpt.save_pretrained(model, folder)
-    before = fingerprint_of(study, cell)
-    minigpt.save_pretrained(model, folder)
-    assert fingerprint_of(study, cell) == before
-    model.ln_f.weight.data[0] += 1
-    minigpt.save_pretrained(model, folder)
-    assert fingerprint_of(study, cell) != before
 
 
 def run(place: Path, *words: str, without: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -235,7 +223,6 @@ def test_progress_in_a_pipe_is_lines_for_long_commands_only(
 
 
 def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
-    assert [*AXES] == ["keep", "center", "fit", "attention", "arithmetic", "dtype", "quantize"]
     (place / "study.toml").write_text(
         'models = ["demo"]\nnorms = ["rms"]\nsites = "h.0.*,ln_f"\nkeep = "none"\ncenter = true\nattention = "eager"\n'
         'dtype = ["bfloat16", false]\nfit = [false, "cal.txt"]\ndevice = "cpu"\n'
@@ -247,44 +234,26 @@ def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
     ]  # fmt: skip
 
 
-def test_false_stands_for_none_in_a_list_of_trainings(place: Path) -> None:
-    pytest.importorskip("peft", reason="trains adapters: pip install 'minigpt[hf]'")
-    (place / "lora.toml").write_text(
-        'models = ["demo"]\nnorms = ["fused"]\n[finetune]\ntext = "text.txt"\nsteps = 1\nlora = [false, 4]\n'
-    )
-    study = read_study(place / "lora.toml")
-    assert [cell.training and cell.training.lora for cell in study.cells()] == [None, 4]
-    assert "lora=4" in command(study, study.cells()[1], None)
-    assert "steps=" not in command(study, study.cells()[1], None), "only what varies is named"
-
-
-def test_the_command_of_a_cell_runs_that_cell() -> None:
-    study = Study(["demo"], ["my_norm.py:MyNorm"])
-    assert command(study, study.cells()[0], None).split()[:4] == ["minigpt", "parity", "--norm", "my_norm.py:MyNorm"]
-    study = Study(["demo"], ["rms"], ["*", "ln_f"], [3, 4], finetune={"text": "t", "steps": 3, "lora": [None, 4]})
+@pytest.mark.parametrize("options", [
+    {"finetune": {"text": "t", "steps": 3, "lora": [None, 4]}, "seeds": [3, 4], "sites": ["*", "ln_f"]},
+    {"options": {"arithmetic": ["fast", "reference"]}},  # which the shell has no word for
+])  # fmt: skip
+def test_the_command_of_a_cell_runs_that_cell(options: dict[str, Any]) -> None:
+    study = Study(["demo"], ["rms"], **options)
     last = study.cells()[-1]
-    words = command(study, last, Path("s.toml")).split()
-    assert cells_with(study, [word for before, word in itertools.pairwise(words) if before == "--only"]) == [last]
+    words = shlex.split(command(study, last, Path("s.toml")))
+    assert words[:3] == ["minigpt", "study", "s.toml"]
+    chosen = [word for before, word in itertools.pairwise(words) if before == "--only"]
+    assert cells_with(study, chosen) == [last]
+    assert not any(word.startswith("steps=") for word in chosen), "only what varies is named"
     with pytest.raises(minigpt.ConfigError) as error:
         cells_with(study, ["norm=dyt"])
     assert error.value.argument == "only"
 
 
-def test_the_command_of_a_cell_that_the_shell_cannot_say_is_its_study() -> None:
-    study = Study(["demo"], ["rms"], options={"arithmetic": ["fast", "reference"]})
-    fast, reference = study.cells()
-    assert command(study, fast, None).startswith("minigpt parity")
-    words = shlex.split(command(study, reference, Path("s.toml")))
-    chosen = [word for before, word in itertools.pairwise(words) if before == "--only"]
-    assert words[:3] == ["minigpt", "study", "s.toml"]
-    assert cells_with(study, chosen) == [reference]
-
-
-def test_a_study_file_may_begin_with_a_byte_order_mark(place: Path) -> None:
-    file = place / "study.toml"
-    before = fingerprints(file)
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert fingerprints(file) == before
+def test_the_command_of_a_cell_that_is_not_trained_is_parity() -> None:
+    study = Study(["demo"], ["my_norm.py:MyNorm"], text="held.txt")
+    assert command(study, study.cells()[0], None) == "minigpt parity --norm my_norm.py:MyNorm --text held.txt"
 
 
 @pytest.mark.parametrize("where", ["norm", "metric"])

@@ -64,10 +64,6 @@ def test_what_cannot_be_centred_is_said_and_nothing_changes() -> None:
         with pytest.raises(NormError, match=r"h\.0\.ln_1 \(.*\) must subtract the mean of its rows"):
             center_writers(model)
         assert all(torch.equal(single, before[name]) for name, single in model.state_dict().items())
-    model = small_model()
-    model.h[1].mlp.c_proj = nn.Linear(192, 48)
-    with pytest.raises(NormError, match=r"h\.1\.mlp\.c_proj must be a Conv1D, got a Linear"):
-        center_writers(model)
     with pytest.raises(ConfigError, match=r"must be a minigpt\.GPT2"):
         center_writers(nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -75,12 +71,8 @@ def test_what_cannot_be_centred_is_said_and_nothing_changes() -> None:
 def test_convert_centres_before_it_swaps(tmp_path: Path) -> None:
     from minigpt.cli.convert import convert
 
-    convert(minigpt.Recipe(center=True), tmp_path / "plain")
     convert(minigpt.Recipe(norm="rms", center=True), tmp_path / "rms")
-    ids = random_ids(2, 30)
+    model, ids = minigpt.from_pretrained(tmp_path / "rms", device="cpu"), random_ids(2, 30)
     with torch.no_grad():
-        expected = minigpt.from_pretrained("demo", device="cpu")(ids)
-        for folder in ("plain", "rms"):
-            model = minigpt.from_pretrained(tmp_path / folder, device="cpu")
-            assert_close(model(ids), expected, 1e-5, folder)
+        assert_close(model(ids), minigpt.from_pretrained("demo", device="cpu")(ids), 1e-5, "logits")
     assert type(model.ln_f).__name__ == "RMSNorm"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close, assert_same_bits, assert_within, random_ids, rms, small_model
+from helpers import assert_close, assert_same_bits, assert_within, random_ids, small_model
 from torch import Tensor, nn
 
 import minigpt
-from minigpt import ConfigError, GenerationError, NormError, fit_norms, swap_norms
+from minigpt import GenerationError, NormError, fit_norms, swap_norms
 from minigpt.swap import fit_on_text
 
 EXACT = ["fused", "textbook", nn.LayerNorm]
@@ -121,16 +121,10 @@ def test_only_the_chosen_sites_are_fitted(ids: Tensor) -> None:
 def test_it_reads_in_eval_mode_and_leaves_the_mode_as_it_was(ids: Tensor) -> None:
     model = small_model("dyt", embd_pdrop=0.5)
     calm = fit_norms(copy.deepcopy(model), ids)
-    assert fit_norms(model.train(), ids) == calm
-    assert all(module.training for module in model.modules())
-
-
-def test_parts_in_eval_mode_stay_in_it(ids: Tensor) -> None:
-    model = small_model().train()
+    model.train()
     model.h[0].eval()
-    swap_norms(model, "dyt", "ln_f")
     before = [part.training for part in model.modules()]
-    fit_norms(model, ids, "ln_f")
+    assert fit_norms(model, ids) == calm
     assert [part.training for part in model.modules()] == before
 
 
@@ -195,10 +189,6 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
     before = {name: single.clone() for name, single in model.state_dict().items()}
     with pytest.raises(NormError, match=r"must have at least 64 tokens to fit norms on, .* got \(1, 63\)"):
         fit_norms(model, ids.view(1, -1)[:, :63])
-    with pytest.raises(NormError, match=r"no norm site matches 'h\.7'"):
-        fit_norms(model, ids, "h.7")
-    with pytest.raises(ConfigError, match=r"model must be a minigpt\.GPT2, .* got .*Linear"):
-        fit_norms(nn.Linear(2, 2), ids)  # type: ignore[arg-type]
     with pytest.raises(GenerationError, match="outside the vocabulary"):
         fit_norms(model, torch.full((8, 8), 83))
     swap_norms(model, OfTheBatch, "ln_f")
@@ -218,23 +208,16 @@ def test_what_cannot_be_fitted_is_said_and_changes_nothing(ids: Tensor, tmp_path
 
 
 @torch.no_grad()
-def test_what_is_fitted_on_the_command_line_is_saved_served_and_written(tmp_path: Path) -> None:
+def test_what_is_fitted_on_the_command_line_is_saved_and_served(tmp_path: Path) -> None:
     from minigpt.cli.convert import convert
     from minigpt.serve import open_models
 
-    (tmp_path / "odd.py").write_text(USERS_OWN)
     (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 60)
-    norm, ids = f"{tmp_path / 'odd.py'}:Odd", random_ids(2, 20)
-    convert(minigpt.Recipe(norm=norm, fit=tmp_path / "text"), tmp_path / "saved")
-    served, tokenizer = open_models([minigpt.Recipe(tmp_path / "saved", norm=norm, device="cpu")])
-    how = {"fit": tmp_path / "text", "device": "cpu"}
-    fitted, _ = open_models([minigpt.Recipe(norm=each, **how) for each in (norm, "fused", "dyt")])
-    model = minigpt.from_pretrained("demo", norm=norm, device="cpu")
-    fit_on_text(model, tokenizer, tmp_path / "text")
-    for name, one in {"saved and served": served["saved"], "fitted and served": fitted["demo"]}.items():
-        assert_same_bits(one(ids), model(ids), name)
-    plain = minigpt.from_pretrained("demo", device="cpu")
-    assert_same_bits(fitted["demo:fused"](ids), plain(ids), "the model beside it")
-    assert rms(fitted["demo:dyt"](ids) - plain(ids)) < rms(
-        minigpt.from_pretrained("demo", norm="dyt", device="cpu")(ids) - plain(ids)
-    )
+    fitted, ids = {"norm": "dyt", "fit": tmp_path / "text"}, random_ids(2, 20)
+    model = minigpt.from_pretrained("demo", norm="dyt", device="cpu")
+    fit_on_text(model, minigpt.Tokenizer.from_pretrained("demo"), tmp_path / "text")
+    convert(minigpt.Recipe(**fitted), tmp_path / "saved")
+    assert_same_bits(minigpt.from_pretrained(tmp_path / "saved", device="cpu")(ids), model(ids), "saved")
+    served, _ = open_models([minigpt.Recipe(device="cpu"), minigpt.Recipe(device="cpu", **fitted)])
+    assert_same_bits(served["demo:dyt"](ids), model(ids), "served")
+    assert_same_bits(served["demo"](ids), minigpt.from_pretrained("demo", device="cpu")(ids), "the model beside it")

@@ -3,19 +3,10 @@
 import copy
 from pathlib import Path
 
+import helpers
 import pytest
 import torch
-from helpers import (
-    assert_close,
-    assert_same_bits,
-    assert_within,
-    in_float64,
-    random_ids,
-    reference_model,
-    rms,
-    same_weights,
-    small_model,
-)
+from helpers import assert_close, assert_same_bits, assert_within, random_ids, rms, small_model
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -50,19 +41,13 @@ class OnePlus(LayerNorm):
 
 @tied_or_not
 @torch.no_grad()
-def test_logits_are_unchanged(tied: bool, device: torch.device) -> None:
+def test_norms_are_bare_the_head_is_its_own_and_the_logits_stay(tied: bool, device: torch.device) -> None:
     model = small_model(dtype=torch.float64, device=device, tie_word_embeddings=tied)
     ids = random_ids(3, 40, device=device)
     expected = model(ids)
+    shift, embedding = model.ln_f.bias / model.ln_f.weight, model.wte.weight.clone()
     assert fold_norms(model) is model
     assert_close(model(ids), expected, EXACT, "logits")
-
-
-@tied_or_not
-def test_norms_are_bare_and_the_head_is_its_own(tied: bool) -> None:
-    model = small_model(dtype=torch.float64, tie_word_embeddings=tied)
-    shift, embedding = model.ln_f.bias / model.ln_f.weight, model.wte.weight.detach().clone()
-    fold_norms(model)
     for site, norm in model.norm_modules().items():
         assert (norm.weight == 1).all()
         assert (norm.bias == 0).all() or site == "ln_f"
@@ -93,21 +78,12 @@ def test_whatever_the_norm_is(norm: str | type) -> None:
 @torch.no_grad()
 def test_in_other_dtypes_it_is_off_by_no_more_than_rounding(dtype: torch.dtype, tied: bool) -> None:
     """Against float64 on the weights before folding: the products are rounded once more, by at most half a unit."""
-    reference = reference_model(dtype=dtype, tie_word_embeddings=tied)
+    reference = helpers.reference_model(dtype=dtype, tie_word_embeddings=tied)
     ids = random_ids(4, 60)
-    expected, model = in_float64(reference)(ids).logits, same_weights(reference)
+    expected, model = helpers.in_float64(reference)(ids).logits, helpers.same_weights(reference)
     before = rms(model(ids).double() - expected)
     after = rms(fold_norms(model)(ids).double() - expected)
     assert_within(after, 2 * before, rms(expected), f"RMS error, {before:.3g} before")
-
-
-@torch.no_grad()
-def test_folded_again_it_stays_as_it_is() -> None:
-    model, ids = fold_norms(small_model()), random_ids(2, 9)
-    expected, weights = model(ids), copy.deepcopy(model.state_dict())
-    fold_norms(model)
-    assert_same_bits(model(ids), expected, "logits")
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
 @torch.no_grad()
