@@ -23,6 +23,7 @@ class Sheet(NamedTuple):
     Attributes:
         kind: PASS, FAIL or DIFFERENT, for the sign before the heading; empty for none.
         subject: stands above the heading; ``about`` and ``sentences`` stand below it.
+        summary: names a sheet that is folded.
         tiles: the most important figures: a name, a number, and what stands beside it.
     """
 
@@ -33,6 +34,7 @@ class Sheet(NamedTuple):
     about: str = ""
     sentences: Sequence[str] = ()
     tiles: Sequence[Tile] = ()
+    summary: str = ""
 
 
 def report_page(*reports: Report) -> str:
@@ -53,10 +55,9 @@ def report_page(*reports: Report) -> str:
 
 
 def _sheet(report: Report) -> Sheet:
-    subject = f"{report['norm']} at {', '.join(report['sites'])} in {report['model']}"
     return Sheet(
-        parts.heading(report), parts.parts_of(report), report["outcome"], subject, f"{parts.about(report)}.",
-        parts.sentences(report), parts.tiles(report),
+        parts.heading(report), parts.parts_of(report), report["outcome"], f"{report['norm']} in {report['model']}",
+        f"{parts.about(report)}.", parts.sentences(report), parts.tiles(report), parts.pair(report),
     )  # fmt: skip
 
 

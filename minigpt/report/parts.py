@@ -194,13 +194,16 @@ def _next_step(report: Report) -> list[str]:
 
 def parts_of(report: Report) -> list[Part]:
     """Return the parts that a report has something for, the most important first."""
-    first, second = (_distribution, _logits) if report["outcome"] == "DIFFERENT" else (_logits, _distribution)
-    makers = (
-        _budget, first, second, _perplexity, _greedy, _sites, _gradients, _removal, _sensitivity, _fit, _bisect,
-        _first_off, _tokens, _coverage, _conditions,
-    )  # fmt: skip
-    parts = (make(report) for make in makers)
-    return [part for part in parts if part is not None and part.rows]
+    central = {"logits": _logits, "distribution": _distribution}
+    if report["outcome"] == "DIFFERENT":
+        central = dict(reversed(central.items()))
+    makers = {
+        "budget": _budget, **central, "perplexity": _perplexity, "greedy": _greedy, "norm_sites": _sites,
+        "gradients": _gradients, "removal": _removal, "sensitivity": _sensitivity, "fit": _fit, "bisect": _bisect,
+        "text": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
+    }  # fmt: skip
+    parts = [make(report) for name, make in makers.items() if name in report]
+    return [part for part in parts if part.rows]
 
 
 def overview(reports: Sequence[Report]) -> list[Part]:
@@ -236,15 +239,16 @@ def _verdict_row(report: Report) -> dict[str, Cell]:
 
 def notes_on(reports: Sequence[Report]) -> list[str]:
     """Return what a table of reports needs beside it: notes, the first reason of each FAIL, the sites that break it."""
-    lines = [f"{_pair(report)}: {report['reasons'][0]}" for report in reports if report["outcome"] == "FAIL"]
-    broken = ((_pair(report), report.get("bisect", {}).get("sites")) for report in reports)
-    lines += [f"{pair} is broken by {', '.join(sites)}" for pair, sites in broken if sites]
+    lines = [f"{pair(report)}: {report['reasons'][0]}" for report in reports if report["outcome"] == "FAIL"]
+    broken = ((pair(report), report.get("bisect", {}).get("sites")) for report in reports)
+    lines += [f"{name} is broken by {', '.join(sites)}" for name, sites in broken if sites]
     more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
     texts = [BUILT_IN] if any(report.get("built_in") and text_file(report) is None for report in reports) else []
     return texts + lines[:MOST_REASONS] + more
 
 
-def _pair(report: Report) -> str:
+def pair(report: Report) -> str:
+    """Name the norm and the sites of a report."""
     return f"{report['norm']} at {', '.join(report['sites'])}"
 
 
@@ -270,7 +274,7 @@ def _rows(kind: type, figures: Report) -> list[tuple[str, Cell]]:
 
 def _budget(report: Report) -> Part:
     rows: list[tuple[Cell, ...]] = []
-    for line in report.get("budget", ()):
+    for line in report["budget"]:
         form = partial(format_limit, line["quantity"])
         kept = "✓ kept" if line["kept"] else "✗ not kept"
         rows.append((line["quantity"], Number(line["limit"], form), Number(line["measured"], form), kept))
@@ -298,9 +302,8 @@ def _distribution(report: Report) -> Part:
     return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
 
 
-def _perplexity(report: Report) -> Part | None:
-    if (text := report.get("perplexity")) is None:
-        return None
+def _perplexity(report: Report) -> Part:
+    text = report["perplexity"]
     changed = change(text["reference"], text["candidate"])
     rows = [*_rows(fields.PerplexityChange, text), ("change of perplexity", changed)]
     about = f"Of the whole of {text['file']}, in windows that overlap."
@@ -318,12 +321,11 @@ def _greedy(report: Report) -> Part:
     return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows, None, drawing, report)
 
 
-def _sites(report: Report) -> Part | None:
+def _sites(report: Report) -> Part:
     """Norms and blocks where an error begins come first: their own is large, or it grows over the place before."""
-    if report.get("center"):  # what goes in and out of its norms is not the original's
-        return None
+    is_comparable = not report.get("center")  # else what goes in and out of its norms is not the original's
     before, excess, rows = 1.0, dict[str, float](), dict[str, Sequence[Cell]]()
-    for name, place in fields.places(report):
+    for name, place in fields.places(report) if is_comparable else ():
         noise = place.get("noise") or 0.0
         own, ratio = (fields.noise_ratio(place.get(f"{kind}_error") or 0.0, noise) for kind in ("local", "propagated"))
         excess[name], before = max(own, ratio / max(1.0, before)), ratio
@@ -340,14 +342,13 @@ def _sites(report: Report) -> Part | None:
 
 
 def _gradients(report: Report) -> Part:
-    rows = [(row["parameter"], *cells(fields.GradientError, row)) for row in report.get("gradients", ())]
+    rows = [(row["parameter"], *cells(fields.GradientError, row)) for row in report["gradients"]]
     sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
     return Part("gradients", "Gradients", sentence, ("gradient of", *titles(fields.GradientError)), rows, FEW)
 
 
-def _removal(report: Report) -> Part | None:
-    if (removal := report.get("removal")) is None:
-        return None
+def _removal(report: Report) -> Part:
+    removal = report["removal"]
     rows = [("none", "0", Number(removal["loss"], precise), "0")]
     rows += [(step["site"], *cells(fields.RemovalStep, step)) for step in removal["steps"]]
     sentence = (
@@ -359,21 +360,20 @@ def _removal(report: Report) -> Part | None:
 
 
 def _sensitivity(report: Report) -> Part:
-    rows = [(row["site"], *cells(fields.SiteChange, row)) for row in report.get("sensitivity", ())]
+    rows = [(row["site"], *cells(fields.SiteChange, row)) for row in report["sensitivity"]]
     sentence = "How far each site, swapped alone, moves the logits."
     return Part("sensitivity", "Which sites matter", sentence, ("site", *titles(fields.SiteChange)), rows, FEW, bars=1)
 
 
 def _fit(report: Report) -> Part:
-    fits = sorted(report.get("fit", ()), key=lambda site: site["after"] or 0.0)
+    fits = sorted(report["fit"], key=lambda site: site["after"] or 0.0)
     rows = [(site["site"], *cells(fields.SiteFit, site)) for site in fits]
     sentence = "The share of the variance of the original norm's output that this norm explains (R squared)."
     return Part("fit", "How much each site explains", sentence, ("norm site", *titles(fields.SiteFit)), rows)
 
 
-def _bisect(report: Report) -> Part | None:
-    if (bisect := report.get("bisect")) is None:
-        return None
+def _bisect(report: Report) -> Part:
+    bisect = report["bisect"]
     rows = [(", ".join(sites),) for sites in bisect["sets"]]
     sentence = (
         "These must have their own norm back for a pass; each set breaks it, and would not with any one left out. "
@@ -382,9 +382,8 @@ def _bisect(report: Report) -> Part | None:
     return Part("bisect", "Which sites break it", sentence, ("set of sites",), rows)
 
 
-def _tokens(report: Report) -> Part | None:
-    if (tokens := report.get("tokens")) is None:
-        return None
+def _tokens(report: Report) -> Part:
+    tokens = report["tokens"]
     pairs = zip(tokens["pieces"], tokens["kl"], strict=True)
     rows = [(str(i), piece, Number(kl)) for i, (piece, kl) in enumerate(pairs)]
     sentence = "KL divergence from the truth, above the token at which it was predicted."
@@ -392,11 +391,10 @@ def _tokens(report: Report) -> Part | None:
     return Part("tokens", "Along a text", sentence, heads, rows, brief=0, drawing="tokens", data=tokens)
 
 
-def _first_off(report: Report) -> Part | None:
-    if (off := (report.get("text") or {}).get("first_off")) is None:
-        return None
+def _first_off(report: Report) -> Part:
+    rows = _rows(fields.PositionOff, report["text"].get("first_off") or {})
     sentence = "Where the logits of the longer text begin to be off."
-    return Part("first-off", "The first window that is off", sentence, ("", "there"), _rows(fields.PositionOff, off), 0)
+    return Part("first-off", "The first window that is off", sentence, ("", "there"), rows, 0)
 
 
 def _coverage(report: Report) -> Part:
