@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import minigpt
 from minigpt.device import HAS_ONEDNN
 from minigpt.engine import accelerate
-from minigpt.model.conv1d import Conv1D
+from minigpt.model.mlp import Conv1D
 
 SMALL = {
     "vocab_size": 83, "n_positions": 128, "n_embd": 48, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,

@@ -22,9 +22,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP, is_watched
-from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import Block
-from minigpt.model.mlp import gelu_new, gelu_tanh
+from minigpt.model.mlp import Conv1D, gelu_new, gelu_tanh
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.textbook import FusedLayerNorm, LayerNorm
 from minigpt.norms.variants import RMSNorm, StdEps
@@ -120,11 +119,8 @@ def load() -> SimpleNamespace | str:
         warnings.warn(f"{reason}, so decoding takes PyTorch; {again}", stacklevel=2)
         return reason
     library.minigpt_supports.argtypes = [ctypes.c_char_p]
-    levels = [
-        level
-        for level in LEVELS
-        if hasattr(library, f"minigpt_step_{level}") and library.minigpt_supports(level.encode())
-    ]
+    built = [level for level in LEVELS if hasattr(library, f"minigpt_step_{level}")]
+    levels = [level for level in built if library.minigpt_supports(level.encode())]
     level = levels[0] if _CHOSEN in ("", "0", "1") else _CHOSEN
     if level not in levels:
         return f"MINIGPT_KERNEL={level} is none of this processor's levels: {', '.join(levels)}"

@@ -14,9 +14,8 @@ from minigpt.engine.product import product
 from minigpt.errors import ConfigError
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
-from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import GPT2
-from minigpt.model.mlp import MLP, gelu_new, gelu_tanh
+from minigpt.model.mlp import MLP, Conv1D, gelu_new, gelu_tanh
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -5,7 +5,6 @@ B rows, T tokens so far, V vocabulary.
 
 import math
 import sys
-from collections import defaultdict
 from typing import Unpack
 
 import torch
@@ -80,9 +79,9 @@ def next_tokens(model: GPT2, logits: Float[Tensor, "batch vocab"], rows: list[Ro
     logits = logits.float()
     if (used := model.config.used_vocab_size) is not None:
         logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= used, -torch.inf)
-    alike: defaultdict[str, list[int]] = defaultdict(list)
+    alike: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
-        alike[row.settings.choice].append(place)
+        alike.setdefault(row.settings.choice, []).append(place)
     if len(alike) == 1:
         return _next_tokens_alike(logits, rows, keeps)
     tokens = [0] * len(rows)

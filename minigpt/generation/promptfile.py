@@ -20,7 +20,7 @@ from minigpt.generation.row import TextCodec
 from minigpt.generation.settings import GenerationSettings
 from minigpt.model import GPT2
 
-FIELDS = ("prompt", "id")
+FIELDS = {"prompt", "id"}
 
 
 class PromptLine(NamedTuple):
@@ -55,10 +55,8 @@ def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
         raise GenerationError(not_utf8(origin, error)) from error
     except (ValueError, TypeError) as error:
         raise GenerationError(f'{origin}: not a JSON object ({error}); write {{"prompt": ...}} on each line') from error
-    if not isinstance(fields.get("prompt"), str):
-        raise GenerationError(f'{origin}: "prompt" must be a text')
-    if unknown := sorted(fields.keys() - set(FIELDS)):
-        raise GenerationError(f"{origin}: unknown {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+    if not isinstance(fields.get("prompt"), str) or fields.keys() - FIELDS:
+        raise GenerationError(f'{origin}: needs a text "prompt", and at most an "id" beside it, got {sorted(fields)}')
     return PromptLine(number, fields.get("id"), fields["prompt"])
 
 

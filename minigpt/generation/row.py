@@ -12,7 +12,6 @@ from torch import Tensor
 
 from minigpt.generation.settings import GenerationSettings
 
-NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
 
 
@@ -61,7 +60,7 @@ class Row:
         self.logprobs: list[float] = []
         self._text = TextAssembler(self.settings.stop)
         self._unread = ""
-        self._drawn = NOTHING
+        self._drawn: list[float] = []
         self._prompt: Int[Tensor, "1 prompt"] | None = None
 
     @property
@@ -88,8 +87,8 @@ class Row:
         first = len(self.ids) - self.prompt_length
         while len(self._drawn) < first + count:
             more = torch.rand(AT_ONCE, dtype=torch.float64, device="cpu", generator=self._generator)
-            self._drawn = torch.cat((self._drawn, more.clamp_(max=1 - 2**-50)))
-        return self._drawn[first : first + count]
+            self._drawn += more.clamp_(max=1 - 2**-50).tolist()
+        return torch.tensor(self._drawn[first : first + count], dtype=torch.float64, device="cpu")
 
     @cached_property
     def _generator(self) -> torch.Generator:
@@ -104,10 +103,8 @@ class Row:
         elif self.tokenizer is not None:
             self._unread += self._text.add(self.tokenizer.decode_bytes([token]))
             self.end = "stop" if self._text.stopped else None
-        if self.end is None and not self.left:
-            self.end = "length"
-        if self.end is not None:
-            self.finish(self.end)
+        if self.end or not self.left:
+            self.finish(self.end or "length")
 
     def finish(self, reason: str) -> None:
         """End the text."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
 from minigpt.model.cache import LayerCache
-from minigpt.model.conv1d import Conv1D
 from minigpt.model.masking import additive_mask
+from minigpt.model.mlp import Conv1D
 
 Queries = Float[Tensor, "batch heads seq head"]
 Keys = Float[Tensor, "batch heads total head"]

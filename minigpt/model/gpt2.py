@@ -21,10 +21,9 @@ from minigpt.config import GPT2Config, norm_sites
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
-from minigpt.model.conv1d import Conv1D
 from minigpt.model.inputs import check_inputs
 from minigpt.model.masking import causal_mask, packed_mask, positions, real_tokens
-from minigpt.model.mlp import MLP
+from minigpt.model.mlp import MLP, Conv1D
 from minigpt.norms.frozen import tell_positions
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.model import GPT2
-from minigpt.model.conv1d import Conv1D
 from minigpt.model.gpt2 import check_gpt2, check_weights
+from minigpt.model.mlp import Conv1D
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.record import record_of
 from minigpt.swap.sites import require_own_parameters

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt import CheckpointError, ConfigError, NormError
 from minigpt.engine.int8 import SCALES, Int8Linear, panels_of, quantize_int8
-from minigpt.model.conv1d import Conv1D
+from minigpt.model.mlp import Conv1D
 
 
 def rounded(rows: Tensor) -> Tensor:

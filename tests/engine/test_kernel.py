@@ -26,7 +26,7 @@ from minigpt.engine.reader import Reader
 from minigpt.generation.decode import rows_of as rows_to_write
 from minigpt.generation.decode import write_rows
 from minigpt.generation.settings import parse_settings
-from minigpt.model.conv1d import Conv1D
+from minigpt.model.mlp import Conv1D
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import fit_norms
 

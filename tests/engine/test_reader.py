@@ -8,10 +8,10 @@ import torch
 from helpers import assert_within, max_abs, random_ids, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import minigpt
-from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine import kernel
 from minigpt.engine.reader import Reader
 
 CONTEXT, ROWS = 24, 4
@@ -134,13 +134,3 @@ def test_weights_that_move_are_seen() -> None:
     model.h[0].mlp.c_fc.weight.data = 2 * model.h[0].mlp.c_fc.weight.data
     reader.clear(0)
     assert not torch.equal(reader.read({0: [5, 6]}), first)
-
-
-def test_without_the_kernel_int8_keeps_keys_and_values_as_it_computes_them() -> None:
-    """Widening all of them for every token would take longer than reading the weights."""
-    model: nn.Module = quantize_int8(small_model())
-    use_kernel(False)
-    try:
-        assert Reader(model, 1, 20).store.dtype == torch.float32
-    finally:
-        use_kernel(True)

@@ -13,7 +13,6 @@ import transformers
 from checkpoints import reference
 from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
@@ -156,33 +155,6 @@ def test_exported_it_reads_texts_of_any_length(onednn: bool, monkeypatch: pytest
         assert_close(exported(ids), model(ids), 1e-6, f"{batch} texts of {seq}")
 
 
-@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
-@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-def test_shapes_can_be_asked_without_any_values(mode: Callable[[], Any], masked: bool) -> None:
-    with mode():
-        model, ids = GPT2(GPT2Config(**SMALL)), torch.ones(2, 5, dtype=torch.long)
-        logits = model(ids, torch.ones_like(ids) if masked else None, position_ids=torch.zeros_like(ids))
-    assert logits.shape == (2, 5, 83)
-
-
-@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_gradients_of_every_text_by_itself(masked: bool) -> None:
-    model, ids = small_model(dtype=torch.float64), random_ids(3, 6)
-    masks = left_padding((6, 2, 4), 6) if masked else torch.ones_like(ids)
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    def loss(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        inputs = (ids[None], mask[None]) if masked else (ids[None],)
-        return torch.func.functional_call(model, parameters, inputs).square().mean()
-
-    gradients = torch.func.grad(loss)
-    together = torch.func.vmap(gradients, (None, 0, 0))(parameters, ids, masks)
-    for i in range(len(ids)):
-        for name, gradient in gradients(parameters, ids[i], masks[i]).items():
-            assert_close(together[name][i], gradient, 1e-12, f"{name} of text {i}")
-
-
 # What it refuses.
 
 IDS = torch.tensor([[5, 1, 7]])
@@ -274,8 +246,3 @@ def test_a_head_that_is_more_than_a_matrix_is_asked(change: Callable[[nn.Linear]
     assert not torch.equal(model(ids), plain)
     with pytest.raises(ConfigError, match=r"lm_head must be a plain nn\.Linear without bias or hooks"):
         head_rows(model)
-
-
-def test_it_says_where_it_is() -> None:
-    model = small_model(dtype=torch.bfloat16)
-    assert (model.device, model.dtype) == (torch.device("cpu"), torch.bfloat16)
