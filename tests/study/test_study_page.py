@@ -49,7 +49,7 @@ def test_the_page_fits_and_its_reports_are_in_sight(file: Path, width: int) -> N
         links = shown.evaluate(
             "[...document.querySelectorAll('td a')].map(a => [a.innerText, a.getBoundingClientRect().right])"
         )
-        assert len(links) == 3
+        assert len(links) == 6, "in both tables"
         assert all(text.startswith("DIFFERENT") and right <= width for text, right in links)
         shown.evaluate("document.querySelector('.scroll').scrollLeft = 200")
         left = shown.evaluate("document.querySelector('tbody th').getBoundingClientRect().left")
