@@ -2,4 +2,5 @@
 
 from minigpt.cli import main
 
-main()
+if __name__ == "__main__":  # not in a process that it starts
+    main()

@@ -38,6 +38,8 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         "model": "demo" if layers < 12 else "gpt2", "norm": norm, "sites": ["*"], "device": "cpu", "dtype": "float32",
         "attention": "sdpa", "prompts": "4 texts", "against": None, "quantize": None,
         "center": False, "exact": True, "notes": [], "missing": [], "changes": [], "against_norm": "fused",
+        "built_in": False, "difference": None, "nan": None,
+        "speed": {"candidate_ms": 3.1, "reference_ms": 4.2},
         "versions": {"minigpt": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0",
                      "hardware": "x86_64", "threads": 2, "float32_products": "full float32 (TF32 off)"},
         "norm_sites": sites,
@@ -143,19 +145,3 @@ def divergence() -> Report:
         "candidate_text": f"{shared}n told them of the stranger who had knocked three times.",
         "reference_text": f"{shared} children laughed, for she said so every day.",
     }  # fmt: skip
-
-
-def smallest_report() -> Report:
-    """A passing report with nothing but what docs and other tools may rely on."""
-    optional = (
-        "prompts", "against", "quantize", "center", "exact", "notes", "blocks", "decoding", "perplexity", "bisect",
-        "tokens", "sensitivity", "fit", "removal", "budget", "text", "gradients", "missing",
-        "changes", "against_norm", "first_off", "coverage",
-    )  # fmt: skip
-    report = {key: value for key, value in sample_report(2).items() if key not in optional}
-    kept = ("site", "local_error", "propagated_error", "swapped")
-    report["norm_sites"] = [{key: site[key] for key in kept} for site in report["norm_sites"]]
-    added = ("tokens", "kl_mean_se", "top1_agreement_se", "loss_change", "loss_change_se")
-    for new in ("top5_agreement", "kl_median", "kl_p90", "kl_p99", "kl_p999", "worst", *added):
-        del report["distribution"][new]
-    return report

@@ -5,15 +5,13 @@ prompts, and ``generate(new)`` adds ``new`` tokens to each and returns how many 
 memory of a process is measured from here on.
 """
 
-import contextlib
-import json
 import os
 import pkgutil
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +20,8 @@ from minigpt.errors import MiniGPTError
 Who = TypeVar("Who")
 Result = TypeVar("Result")
 FACTS = ("acceptance", "decoding", "step_bytes")  # what a program may tell about itself
+_program: Any = None  # of this process
+_bare_mb = 0.0  # the memory of this process before the program was loaded
 
 
 def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[object]) -> dict[Who, list[Result]]:
@@ -34,22 +34,21 @@ def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[o
 
 
 class Contestant:
-    """The process of one program. For each line that it reads, it prints a line of JSON. ``close`` ends it.
+    """The process of one program. ``close`` ends it.
 
     Args:
         home: the program's class, "package.module:Name".
         new: tokens to add to each prompt.
-        arguments: of the class, as JSON types.
+        arguments: of the class.
 
     Raises:
         MiniGPTError: if the program cannot be loaded.
     """
 
     def __init__(self, home: str, new: int, **arguments: Any) -> None:
-        self.name = home.partition(":")[2]
-        words = [sys.executable, "-m", "minigpt.bench.contestant", home, str(new)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._ask(json.dumps(arguments))
+        self.name, self.due = home.partition(":")[2], (len(arguments["prompts"]), new)
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+        self._call(_load, home, arguments)
 
     def run(self) -> dict[str, Any]:
         """Return the milliseconds of a round, the memory so far, and what the program tells about itself.
@@ -57,56 +56,44 @@ class Contestant:
         Raises:
             MiniGPTError: if it fails, or writes more or fewer tokens than it must.
         """
-        return self._ask("run")
+        return self._call(_timed_round, *self.due)
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        self._pool.shutdown()
 
-    def _ask(self, line: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(line, file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline() or "{}")
-        if error := answer.get("error", None if answer else f"its process ended with status {self._process.wait()}"):
+    def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except Exception as error:  # of the program, or its process has died
             self.close()
-            raise MiniGPTError(f"{self.name} could not be timed: {error}")
-        return answer
+            reason = str(error) if isinstance(error, MiniGPTError) else f"{type(error).__name__}: {error}"
+            raise MiniGPTError(f"{self.name} could not be timed: {reason}") from error
 
 
-def main(home: str, new: int) -> None:
-    """Answer the lines on standard input. What the program prints is dropped."""
-    answers = os.fdopen(os.dup(1), "w")
+def _load(home: str, arguments: dict[str, Any]) -> None:
+    """Load the program of this process, and let it write once. What it prints is dropped."""
+    global _program, _bare_mb
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    try:
-        import torch  # noqa: F401 (the program's memory is measured beyond it)
+    import torch  # noqa: F401 (the program's memory is measured beyond it)
 
-        bare_mb = peak_mb()
-        arguments = json.loads(sys.stdin.readline())
-        program = pkgutil.resolve_name(home)(**arguments)
-        program.generate(2)  # warm
-        print(json.dumps({"loaded": True}), file=answers, flush=True)
-        for _ in sys.stdin:
-            answer = timed_round(program, len(arguments["prompts"]), new) | {"memory_mb": peak_mb() - bare_mb}
-            facts = {name: getattr(program, name, None) for name in FACTS}
-            print(json.dumps(answer | facts), file=answers, flush=True)
-    except Exception as error:
-        message = str(error) if isinstance(error, MiniGPTError) else f"{type(error).__name__}: {error}"
-        print(json.dumps({"error": message}), file=answers, flush=True)
+    _bare_mb = peak_mb()
+    _program = pkgutil.resolve_name(home)(**arguments)
+    _program.generate(2)  # warm
 
 
-def timed_round(program: Any, rows: int, new: int) -> dict[str, float]:
-    """Return the milliseconds of reading, of reading and one token, and of all tokens."""
-    times = {"prefill_ms": _milliseconds(program.prefill), "first_token_ms": _milliseconds(lambda: program.generate(1))}
+def _timed_round(rows: int, new: int) -> dict[str, Any]:
+    """Return the milliseconds of reading, of reading and one token, and of all tokens; the memory; the facts."""
+    prefill, first = _milliseconds(_program.prefill), _milliseconds(lambda: _program.generate(1))
     start, start_cpu = time.perf_counter(), time.process_time()
-    written = program.generate(new)
-    times["total_ms"] = 1000 * (time.perf_counter() - start)
-    times["total_cpu_ms"] = 1000 * (time.process_time() - start_cpu)
+    written = _program.generate(new)
+    total, total_cpu = time.perf_counter() - start, time.process_time() - start_cpu
     if written != rows * new:
         raise MiniGPTError(f"it wrote {written} tokens, and {rows * new} were due")
-    return times
+    times = {"prefill_ms": prefill, "first_token_ms": first, "total_ms": 1000 * total, "total_cpu_ms": 1000 * total_cpu}
+    facts = {name: getattr(_program, name, None) for name in FACTS}
+    return times | {"memory_mb": peak_mb() - _bare_mb} | facts
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
@@ -120,7 +107,3 @@ def peak_mb() -> float:
     if (status := Path("/proc/self/status")).exists():  # where getrusage would count the parent's memory in
         return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

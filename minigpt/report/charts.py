@@ -110,8 +110,8 @@ class Chart(NamedTuple):
 def depth_charts(report: Row) -> list[Chart]:
     """Draw the errors after each block and of each norm's output, both on one scale."""
     panels = (
-        ("The residual stream after each block", "block", "error", report.get("blocks", ())),
-        ("The output of each norm", "site", "propagated_error", report.get("norm_sites", ())),
+        ("The residual stream after each block", "block", "error", report["blocks"]),
+        ("The output of each norm", "site", "propagated_error", report["norm_sites"]),
     )
     scale = LogScale(row.get(key) for _, _, error, rows in panels for row in rows for key in (error, "noise")).decades
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)

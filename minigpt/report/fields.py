@@ -445,7 +445,7 @@ def outcome_of(report: AnyReport) -> str:
     """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
     if report["verdict"] == "pass":
         return "PASS"
-    is_fault = report.get("exact", True) or report.get("budget") or report.get("changes") or report.get("nan")
+    is_fault = report["exact"] or report.get("budget") or report["changes"] or report.get("nan")
     return "FAIL" if is_fault else "DIFFERENT"
 
 
@@ -458,16 +458,12 @@ def perplexities(report: AnyReport) -> tuple[Any, Any]:
 
 def population(report: AnyReport) -> str:
     """Describe the tokens that the distribution was measured on."""
-    tokens = report["distribution"].get("tokens")
-    text = text_file(report) or f"the {report.get('prompts') or 'prompts'}"
-    return text if tokens is None else f"{tokens:,} tokens of {text}"
+    return f"{report['distribution']['tokens']:,} tokens of {text_file(report) or 'the ' + report['prompts']}"
 
 
 def places(report: AnyReport) -> list[tuple[str, Report]]:
     """Return each norm, and each block behind its norms, in the order of the data: by the number in their names."""
-    blocks = [
-        (row["block"], {"propagated_error": row["error"], "noise": row["noise"]}) for row in report.get("blocks", ())
-    ]
+    blocks = [(row["block"], {"propagated_error": row["error"], "noise": row["noise"]}) for row in report["blocks"]]
     sites = [vars(site) if isinstance(site, Fields) else site for site in report["norm_sites"]]
     rows = [*((site["site"], site) for site in sites), *blocks]
     return sorted(rows, key=lambda row: int(number[1]) if (number := re.search(r"\.(\d+)", row[0])) else math.inf)

@@ -1,7 +1,6 @@
 """Pages: Jinja2 templates filled with the parts of reports, and with what other rooms show."""
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -83,7 +82,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"repr": repr, "with_symbols": with_symbols, "dotted": dotted}
     environment.globals |= {
-        "MOST_NOISE": MOST_NOISE, "SIGNS": SIGNS, "Number": Number, "at_parting": at_parting, "charts": charts,
+        "MOST_NOISE": MOST_NOISE, "SIGNS": SIGNS, "Number": Number, "charts": charts,
         "brief": brief, "zip": zip,
     }  # fmt: skip
     return environment
@@ -97,13 +96,3 @@ def dotted(name: str) -> str:
 def with_symbols(piece: str) -> str:
     """Show line breaks and tabs as symbols."""
     return piece.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥")
-
-
-def at_parting(text: str, other: str) -> tuple[str, str, str]:
-    """Split a text into what it shares with another, the word in which they part, and the rest."""
-    words, others = re.split(r"(\s+)", text), re.split(r"(\s+)", other)
-    parting = (i for i, (one, two) in enumerate(zip(words, others, strict=False)) if one != two)
-    shared = next(parting, min(len(words), len(others)))
-    while shared < len(words) - 1 and not words[shared].strip():  # white space, or nothing before it, is not a word
-        shared += 1
-    return "".join(words[:shared]), "".join(words[shared : shared + 1]), "".join(words[shared + 1 :])

@@ -1,5 +1,6 @@
 """The parts of a parity report as data: what terminal and page print. All are made of the report's JSON."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,10 +18,6 @@ BUILT_IN = (
 FEW = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
 MOST_REASONS = 6  # below the table of many reports
-FIELD_TYPES = {
-    "model": str, "norm": str, "sites": list, "device": str, "dtype": str, "attention": str, "versions": dict,
-    "verdict": str, "reasons": list, "logits": dict, "distribution": dict, "greedy": dict, "norm_sites": list,
-}  # fmt: skip
 HEADINGS = {
     "PASS": ("Parity holds", "Within the budget"),
     "FAIL": ("Parity does not hold", "Over the budget"),
@@ -84,20 +81,18 @@ def checked(reports: Sequence[Report]) -> list[Report]:
     """Return what was measured of each report, with its outcome.
 
     Raises:
-        MiniGPTError: if one of them is not a parity report.
+        MiniGPTError: if one of them is not a parity report of this version.
     """
-    measured = []
+    names = {field.name for field in dataclasses.fields(fields.ParityFields)}
     for number, report in enumerate(reports, 1):
-        parts = report if isinstance(report, dict) else {}
-        lacking = [key for key, kind in FIELD_TYPES.items() if not isinstance(parts.get(key), kind)]
-        if lacking or report["verdict"] not in ("pass", "fail"):
+        if not isinstance(report, dict) or report.keys() != names:
             raise MiniGPTError(
-                f"{f'report {number}' if len(reports) > 1 else 'the report'} is not a parity report: its "
-                f"{', '.join(lacking) or 'verdict'} cannot be read; write one with minigpt parity --json FILE"
+                f"report {number} is not a parity report of this version; write one with minigpt parity --json FILE"
             )
-        parts = {name: value for name, value in parts.items() if value is not None}
-        measured.append(parts | {"outcome": fields.outcome_of(report)})
-    return measured
+    return [
+        {name: value for name, value in report.items() if value is not None} | {"outcome": fields.outcome_of(report)}
+        for report in reports
+    ]
 
 
 def heading(report: Report) -> str:
@@ -107,11 +102,11 @@ def heading(report: Report) -> str:
 
 def about(report: Report) -> str:
     """Describe what was judged."""
-    norms = "LayerNorm" if report.get("against_norm", "fused") == "fused" else f"{report['against_norm']} norms"
+    norms = "LayerNorm" if report["against_norm"] == "fused" else f"{report['against_norm']} norms"
     return (
         f"{report['model']} with {report['norm']} at {', '.join(report['sites'])}, against "
         f"{report.get('against', 'itself')} with {norms} in transformers: {report['dtype']}, {report['attention']}, "
-        f"{report['device']}, {report.get('prompts', 'prompts')}"
+        f"{report['device']}, {report['prompts']}"
     )
 
 
@@ -122,7 +117,7 @@ def sentences(report: Report) -> list[str]:
     if report["outcome"] == "DIFFERENT" and None not in (before, after) and after < before:
         lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
     is_measured = "budget" in report or report["outcome"] == "DIFFERENT"
-    if is_measured and report.get("built_in") and text_file(report) is None:
+    if is_measured and report["built_in"] and text_file(report) is None:
         lines.append(BUILT_IN)
     if not lines:
         parting = report["greedy"].get("first_divergence")
@@ -132,8 +127,8 @@ def sentences(report: Report) -> list[str]:
     if (bisect := report.get("bisect")) is not None:
         sites = ", ".join(bisect["sites"]) or "no set of the swapped sites, on the texts as transformers wrote them"
         lines.append(f"What breaks {'the budget' if 'budget' in report else 'parity'}: {sites}.")
-    lines += report.get("notes", ())
-    if report.get("missing"):
+    lines += report["notes"]
+    if report["missing"]:
         lines.append(f"Not judged, since the candidate does not give it: {', '.join(report['missing'])}.")
     return lines + _next_step(report)
 
@@ -153,7 +148,7 @@ def tiles(report: Report) -> list[Tile]:
     else:
         beside = f"of prompt {parting['prompt']}, {'within' if parting['within_noise'] else 'beyond'} the noise"
         last = ("new token where greedy decoding parts", Number(parting["token"], count), beside)
-    kl, top1, top5 = (distribution.get(name) for name in ("kl_mean", "top1_agreement", "top5_agreement"))
+    kl, top1, top5 = (distribution[name] for name in ("kl_mean", "top1_agreement", "top5_agreement"))
     largest = f"mean, largest {brief(distribution['kl_max'])}"
     return [
         first,
@@ -185,7 +180,7 @@ def _next_step(report: Report) -> list[str]:
     if report["outcome"] != "FAIL" or report.get("removal", {}).get("allowed") is not None:
         return []
     steps = []
-    if report.get("exact", True) and report["norm"] not in ("fused", "its own"):
+    if report["exact"] and report["norm"] not in ("fused", "its own"):
         steps.append(f"minigpt norms --check {report['norm']} names a mistake in the norm")
     if "bisect" not in report and any(site["swapped"] for site in report["norm_sites"]):
         steps.append("--bisect names the sites that break it")
@@ -243,7 +238,7 @@ def notes_on(reports: Sequence[Report]) -> list[str]:
     broken = ((pair(report), report.get("bisect", {}).get("sites")) for report in reports)
     lines += [f"{name} is broken by {', '.join(sites)}" for name, sites in broken if sites]
     more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
-    texts = [BUILT_IN] if any(report.get("built_in") and text_file(report) is None for report in reports) else []
+    texts = [BUILT_IN] if any(report["built_in"] and text_file(report) is None for report in reports) else []
     return texts + lines[:MOST_REASONS] + more
 
 
@@ -295,9 +290,9 @@ def _logits(report: Report) -> Part:
 def _distribution(report: Report) -> Part:
     measured = report["distribution"]
     rows = _rows(fields.Distribution, measured)
-    if (worst := measured.get("worst")) is not None:
-        where = f"position {worst['position']} of {fields.unit(report)} {worst['window']}"
-        rows.append(("the largest KL divergence is at", where + (f": {worst['text']}" if worst["text"] else "")))
+    worst = measured["worst"]
+    where = f"position {worst['position']} of {fields.unit(report)} {worst['window']}"
+    rows.append(("the largest KL divergence is at", where + (f": {worst['text']}" if worst["text"] else "")))
     sentence = f"Of {population(report)}, in nats, ± the standard error over {fields.unit(report)}s."
     return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
 
@@ -317,16 +312,16 @@ def _greedy(report: Report) -> Part:
         return Part("greedy", "Greedy decoding", "All tokens are those of transformers.", ("", "tokens"), rows)
     rows += _rows(fields.Divergence, parting)
     sentence = f"It parts from transformers, {'within' if parting['within_noise'] else 'beyond'} the noise."
-    drawing = "continuations" if parting.get("candidate_text") and parting.get("reference_text") else None
-    return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows, None, drawing, report)
+    rows += [("this model goes on", parting["candidate_text"]), ("transformers goes on", parting["reference_text"])]
+    return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows)
 
 
 def _sites(report: Report) -> Part:
     """Norms and blocks where an error begins come first: their own is large, or it grows over the place before."""
-    is_comparable = not report.get("center")  # else what goes in and out of its norms is not the original's
+    is_comparable = not report["center"]  # else what goes in and out of its norms is not the original's
     before, excess, rows = 1.0, dict[str, float](), dict[str, Sequence[Cell]]()
     for name, place in fields.places(report) if is_comparable else ():
-        noise = place.get("noise") or 0.0
+        noise = place["noise"] or 0.0
         own, ratio = (fields.noise_ratio(place.get(f"{kind}_error") or 0.0, noise) for kind in ("local", "propagated"))
         excess[name], before = max(own, ratio / max(1.0, before)), ratio
         swapped = ("yes" if place["swapped"] else "no") if "swapped" in place else ""
@@ -353,7 +348,7 @@ def _removal(report: Report) -> Part:
     rows += [(step["site"], *cells(fields.RemovalStep, step)) for step in removal["steps"]]
     sentence = (
         f"The least harmful site is swapped first and stays, then the next. KL divergence from the original, on "
-        f"{count(removal.get('tokens'))} tokens, ± the standard error over {fields.unit(report)}s."
+        f"{count(removal['tokens'])} tokens, ± the standard error over {fields.unit(report)}s."
     )
     heads = ("the last site", *titles(fields.RemovalStep))
     return Part("removal", "One site after another", sentence, heads, rows, bars=1)
@@ -392,28 +387,26 @@ def _tokens(report: Report) -> Part:
 
 
 def _first_off(report: Report) -> Part:
-    rows = _rows(fields.PositionOff, report["text"].get("first_off") or {})
+    rows = _rows(fields.PositionOff, report["text"]["first_off"] or {})
     sentence = "Where the logits of the longer text begin to be off."
     return Part("first-off", "The first window that is off", sentence, ("", "there"), rows, 0)
 
 
 def _coverage(report: Report) -> Part:
     """Return the facts that the verdict rests on."""
-    facts: dict[str, Cell] = {"texts": report.get("prompts", "prompts")}
+    facts: dict[str, Cell] = {"texts": report["prompts"]}
     if (text := report.get("text")) is not None:
         windows = f"{text['windows']:,} window{'s' if text['windows'] > 1 else ''} of {text['window']:,}"
         facts["longer text"] = f"{text['file'] or 'built in'}: {text['tokens']:,} tokens, {windows}"
-    if (coverage := report.get("coverage")) is not None:
-        facts["positions of the context"] = f"{coverage['positions']:,} of {coverage['context']:,}"
-        facts["tokens of the vocabulary"] = f"{coverage['tokens']:,} of {coverage['vocabulary']:,}"
-    count = len(report.get("gradients", ()))
-    if count:
-        facts["gradients"] = f"of {count:,} tensors"
-    elif "gradients" not in report.get("missing", ()):
+    coverage, bitwise = report["coverage"], report["bitwise"]
+    facts["positions of the context"] = f"{coverage['positions']:,} of {coverage['context']:,}"
+    facts["tokens of the vocabulary"] = f"{coverage['tokens']:,} of {coverage['vocabulary']:,}"
+    if "gradients" in report:
+        facts["gradients"] = f"of {len(report['gradients']):,} tensors"
+    elif "gradients" not in report["missing"]:
         facts["gradients"] = "not compared; --gradients compares them"
-    if (bitwise := report.get("bitwise")) is not None:
-        differs = f"differs from transformers by up to {brief(bitwise['max_abs_error'])}"
-        facts["reference arithmetic"] = "equals transformers bit for bit" if bitwise["equal"] else differs
+    differs = f"differs from transformers by up to {brief(bitwise['max_abs_error'])}"
+    facts["reference arithmetic"] = "equals transformers bit for bit" if bitwise["equal"] else differs
     sentence = "A fault that shows nowhere in these is not judged."
     return Part("coverage", "What was read", sentence, ("", "read"), list(facts.items()))
 

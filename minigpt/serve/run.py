@@ -19,10 +19,8 @@ from minigpt.serve.protocol import RefusalError
 
 SEND_SECONDS = 30  # for a client to send the head of a request, and to send its body
 READ_SECONDS = 30  # for a client to take data, once the buffers of its system are full
-RESET_SECONDS = 0.05  # between two looks at a connection whose client has ended its sending
 MAX_HEAD, MAX_BODY = 2**16, 2**26  # bytes that are received; the guard accepts less of a body
-MAX_CONNECTIONS, MAX_OF_ADDRESS = 1024, 512  # at a time, in all and of one address
-INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"  # a client that has gone answers it with a reset
+MAX_CONNECTIONS = 1024  # at a time
 OVERLOADED = "this server answers as many requests at a time as it can; try again in a moment"
 
 
@@ -41,10 +39,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.waiting_since, self.room = self.loop.time(), MAX_HEAD
         self._timer = self.loop.call_later(1, self._watch)
-        host = self.client and self.client[0]
-        connections: Any = self.connections
-        self._make_room([other for other in connections if other.client and other.client[0] == host], MAX_OF_ADDRESS)
-        self._make_room(list(connections), MAX_CONNECTIONS)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -71,48 +67,27 @@ class Connection(HttpToolsProtocol):
             self.waiting_since = self.loop.time()
         super().on_response_complete()
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Return True, which keeps the connection, while it answers: the client may still read."""
-        if self.waiting_since is not None:
-            return False
-        self.cycle.keep_alive = False
-        if self.scope["http_version"] == "1.1" and not (self.pipeline or self.cycle.response_started):
-            self.transport.write(INTERIM)
-        self._end_after_reset()
-        return True
-
-    def _end_after_reset(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
-        else:
-            self.loop.call_later(RESET_SECONDS, self._end_after_reset)
-
     def _watch(self) -> None:
         if self.waiting_since is not None and self.loop.time() - self.waiting_since > SEND_SECONDS:
             self.transport.close()
         self._timer = self.loop.call_later(1, self._watch)
 
-    def _make_room(self, connections: "list[Connection]", most: int) -> None:
-        """Close the connection that has waited longest if there are too many; if none waits, refuse this one."""
-        if len(connections) <= most:
-            return
-        waiting = [(other.waiting_since, other) for other in connections if other.waiting_since and other is not self]
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for its client; if none waits, refuse this one."""
+        others: Any = self.connections - {self}
+        waiting = [other for other in others if other.waiting_since is not None]
         if waiting:
-            _, longest = min(waiting, key=lambda pair: pair[0])
+            longest = min(waiting, key=lambda other: other.waiting_since)
             self.connections.discard(longest)
             longest.transport.abort()
         else:
-            self.app = self._refuse
+            self.app = _refuse
 
-    async def _refuse(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/health":
-            await self.config.loaded_app(scope, receive, send)
-            return
-        response = RefusalError(503, OVERLOADED, code="overloaded").response()
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+
+async def _refuse(scope: Any, receive: Any, send: Any) -> None:
+    response = RefusalError(503, OVERLOADED, code="overloaded").response()
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:

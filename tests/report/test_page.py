@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from reports import Report, sample_report, smallest_report
+from reports import Report, sample_report
 
 import minigpt
 from minigpt.report.charts import LogScale, depth_ticks
 from minigpt.report.numerals import percent, uncertain
-from minigpt.report.page import at_parting, report_page
+from minigpt.report.page import report_page
 
 HOSTILE = (
     '</title></style><script>window.entered = 1</script><img src=x onerror="window.entered=1">'
@@ -88,7 +88,6 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "failing": lambda: sample_report(passing=False, norm="my_norms.py:Fast"),
     "48 layers": lambda: sample_report(48, passing=False),
     "budget": lambda: with_budget(sample_report(2, passing=False)),
-    "smallest": smallest_report,
 }
 
 every_report = pytest.mark.parametrize("name", REPORTS)
@@ -182,12 +181,6 @@ def test_the_page_says_of_each_limit_whether_it_is_kept() -> None:
     assert re.findall(r"✓ kept|✗ not kept", budget[0]) == ["✗ not kept", "✓ kept"]
 
 
-def test_the_continuations_stand_side_by_side_with_the_parting_word_marked() -> None:
-    page = report_page(sample_report(passing=False))
-    assert re.findall(r"<mark[^>]*>(.*?)</mark>", page) == ["then", "the"]
-    assert page.count("In the morning the village was quiet") == 2
-
-
 def test_swapped_and_noisy_sites_are_marked_by_symbols() -> None:
     report = sample_report(passing=False)
     page = report_page(report)
@@ -272,19 +265,10 @@ def test_no_text_of_a_report_becomes_markup(compare: bool) -> None:
 # What cannot be drawn
 
 
-@pytest.mark.parametrize(
-    ("report", "message"),
-    [
-        ({}, "{} is not a parity report: its model, norm, .* cannot be read; write one with"),
-        ([], "{} is not a parity report"),
-        (sample_report(2) | {"verdict": "maybe"}, "{} is not a parity report: its verdict cannot be read"),
-        (sample_report(2) | {"norm_sites": 3, "logits": 3}, "{} is not .*: its logits, norm_sites cannot be read"),
-    ],
-)
-def test_a_file_that_is_not_a_report_is_refused(report: Any, message: str, unchecked: None) -> None:
-    for reports, name in (([report], "the report"), ([sample_report(2), report], "report 2")):
-        with pytest.raises(minigpt.MiniGPTError, match=f"^{message.format(name)}"):
-            report_page(*reports)
+@pytest.mark.parametrize("report", [{}, [], {name: x for name, x in sample_report(2).items() if name != "bisect"}])
+def test_what_is_no_report_of_this_version_is_refused(report: Any, unchecked: None) -> None:
+    with pytest.raises(minigpt.MiniGPTError, match=r"^report 2 is not a parity report of this version; write one with"):
+        report_page(sample_report(2), report)
 
 
 # Its parts
@@ -295,21 +279,6 @@ def test_log_scale() -> None:
     assert [scale.place(x) for x in (1e-6, 1e-4, 1e-2, 0.0, None)] == pytest.approx([0, 0.5, 1, 0, 1])
     assert (LogScale([3e-7, 2e-5]).decades.low, LogScale([3e-7, 2e-5]).decades.high) == pytest.approx((1e-7, 1e-4))
     assert LogScale([]).place(3.0) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("text", "other", "parts"),
-    [
-        (" the cat ran", " the dog", (" the ", "cat", " ran")),
-        (" then", " the", (" ", "then", "")),
-        ("a b", "a b c", ("a b", "", "")),
-        ("", "x", ("", "", "")),
-        (" the cat", "... the cat", (" ", "the", " cat")),
-        ("... the cat", " the cat", ("", "...", " the cat")),
-    ],
-)
-def test_the_word_in_which_texts_part(text: str, other: str, parts: tuple[str, str, str]) -> None:
-    assert at_parting(text, other) == parts
 
 
 @pytest.mark.parametrize("layers", [1, 2, 7, 8, 12, 24, 36, 48])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.thorough
 SHORT = """
 from minigpt.serve import run
 run.SEND_SECONDS = run.READ_SECONDS = 2
-run.MAX_CONNECTIONS, run.MAX_OF_ADDRESS = 400, 200
+run.MAX_CONNECTIONS = 200
 """
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
@@ -87,21 +87,6 @@ def test_150_connections_that_never_finish_their_requests_are_closed(server: Liv
     assert seconds_until_closed([*waiting, *dripping, answered]) < 20
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_ends_its_sending_gets_its_answer(server: Live, stream: bool) -> None:
-    body = {"model": "demo", "prompt": "The dog", "max_tokens": 100, "eos_token_id": [], "stream": stream}
-    data = json.dumps(body).encode()
-    with connect(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data) as connection:
-        connection.shutdown(socket.SHUT_WR)
-        with connection.makefile("rb") as file:
-            answer = file.read()  # to its end, so the connection is closed after the answer
-    *interim, head, text = answer.split(b"\r\n\r\n", 1 + answer.count(b"102 Processing"))
-    assert interim in ([], [b"HTTP/1.1 102 Processing"])
-    assert head.startswith(b"HTTP/1.1 200 ")
-    assert text.rstrip().endswith(b"0" if stream else b"}")
-    assert b'"finish_reason":"length"' in text
-
-
 def test_a_request_that_ends_in_its_middle_is_dropped(server: Live) -> None:
     for parts in ([], [HEAD], [HEAD + b"Content-Length: 100\r\n\r\n{"]):
         with connect(server, *parts) as connection:
@@ -115,7 +100,7 @@ def test_idle_connections_of_one_client_keep_nobody_out(server: Live) -> None:
         idle += [connect(server) for _ in range(30)]
         assert httpx.get(f"{server.url}/health").status_code == 200
         most = max(most, sockets(server) - before)
-    assert 100 < most <= 201, "200 of one address, and the one that is accepted"
+    assert 100 < most <= 201, "200, and the one that is accepted"
     assert all(connection.recv(1) == b"" for connection in idle[:100])
     for connection in idle:
         connection.close()
@@ -128,7 +113,6 @@ def test_requests_in_progress_are_not_closed_for_others(server: Live) -> None:
     time.sleep(1)
     later = httpx.get(f"{server.url}/v1/models")
     assert (later.status_code, later.json()["error"]["code"]) == (503, "overloaded")
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     for connection in connections:
         connection.close()
     until(lambda: "minigpt_texts_writing 0.0" in httpx.get(f"{server.url}/metrics").text)
