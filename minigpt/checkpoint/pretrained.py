@@ -1,16 +1,22 @@
-"""Checkpoint -> model. Strict: every parameter is written exactly once, or none is."""
+"""Checkpoint -> model, and what the model is. Strict: every parameter is written exactly once, or none is."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.checkpoint.contents import read_stable
+from minigpt.checkpoint.contents import Files, read_stable
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
-from minigpt.checkpoint.opened import Checkpoint, converted, only_dtype, require_fitting
+from minigpt.checkpoint.opened import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
 from minigpt.checkpoint.place import local_place
+from minigpt.device import dtype_name
 from minigpt.engine import accelerate
+from minigpt.engine.int8 import why_not_drafted
+from minigpt.engine.kernel import path_of
 from minigpt.errors import NormError
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2, check_weights
@@ -140,3 +146,55 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
             setattr(module, parameter, placed if tensor.is_floating_point() else tensor.to(device))
         else:
             module.register_parameter(parameter, nn.Parameter(placed))
+
+
+def describe(files: Files, known_ids: int = 0) -> dict[str, Any]:
+    """Return its files, format, shape, parameters, dtype, and the range of every norm's weight and bias.
+
+    Every value is read, to find NaN and infinity.
+
+    Args:
+        known_ids: as ``read_checkpoint`` takes it.
+
+    Raises:
+        CheckpointError, ConfigError, NormError: if the checkpoint would not load.
+    """
+    checkpoint = read_checkpoint(files, known_ids)
+    config, tensors = checkpoint.config, checkpoint.tensors
+    copy = dataclasses.replace(checkpoint, tensors=dict(tensors))  # loading takes the tensors
+    model = load_model(copy, [], attention="sdpa", arithmetic="fast", device=torch.device("meta"), dtype=None)
+    weights, why_not = files.weights(), why_not_drafted(model)
+    return {
+        "files": str(files.place),
+        "format": f"{checkpoint.form.name}, {weights[0].name}" + f" to {weights[-1].name}" * (len(weights) > 1),
+        "layers": config.n_layer,
+        "heads": config.n_head,
+        "width": config.n_embd,
+        "inner width": config.inner_size,
+        "context": config.n_positions,
+        "vocabulary": config.vocab_size,
+        "of it used": config.used_vocab_size or config.vocab_size,
+        "activation": config.activation_function,
+        "tied head": config.tie_word_embeddings,
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "dtype": dtype_name(model.dtype),
+        "norm eps": config.layer_norm_epsilon,
+        "norm": _norm_names(checkpoint.norms),
+        "norms": {site: _ranges(site, tensors) for site in model.norm_sites()},
+        "not finite": [name for name, _ in model.named_parameters() if not tensors[name].isfinite().all()],
+        "decoding": path_of(model),
+        "drafts": "int8, while there is one text" if why_not is None else f"none: {why_not}",
+    }
+
+
+def _ranges(site: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """Return the least and the largest value of a norm's weight and bias."""
+    pairs = {name: tensors.get(f"{site}.{name}") for name in ("weight", "bias")}
+    return {name: (tensor.min().item(), tensor.max().item()) for name, tensor in pairs.items() if tensor is not None}
+
+
+def _norm_names(pairs: Pairs) -> str:
+    """ "layernorm", or "dyt", or "h.*.ln_1: dyt, ln_f: my_norm.py:MyNorm"."""
+    if not pairs:
+        return "layernorm"
+    return ", ".join(str(norm) if pattern == "*" else f"{pattern}: {norm}" for pattern, norm in pairs)

@@ -24,8 +24,8 @@ def info(
         Exit status: 0 it would load, 2 it would not; the error says why.
     """
     from minigpt.checkpoint.contents import Files
-    from minigpt.checkpoint.describe import describe
     from minigpt.checkpoint.place import local_place
+    from minigpt.checkpoint.pretrained import describe
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 

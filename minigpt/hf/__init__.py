@@ -16,14 +16,12 @@ Auto classes elsewhere refuse it; ``transformers.GPT2LMHeadModel.from_pretrained
 PEFT knows the layers of a plain GPT-2. With a choice, name them as ``target_modules``.
 """
 
-import sys
 from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, GPT2Config
 
-from minigpt.checkpoint.norms import ARCHITECTURE, Norms
-from minigpt.hf.choice import Choice, MiniGPT2Config, PlainConfig
-from minigpt.hf.model import ChosenParts, GPT2LMHeadModel, GPT2Model
+from minigpt.checkpoint.norms import Norms
+from minigpt.hf.model import Choice, ChosenParts, GPT2LMHeadModel, GPT2Model, MiniGPT2Config
 
 __all__ = ["GPT2LMHeadModel", "GPT2Model", "MiniGPT2Config", "register", "unregister"]
 
@@ -40,9 +38,7 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
         arithmetic: "fast" or "reference", if the call and the folder name none.
     """
     ChosenParts.by_default = Choice(norm, arithmetic)
-    CONFIG_MAPPING.register("gpt2", PlainConfig, exist_ok=True)
     CONFIG_MAPPING.register(MiniGPT2Config.model_type, MiniGPT2Config, exist_ok=True)
-    setattr(sys.modules["transformers"], ARCHITECTURE, GPT2LMHeadModel)  # which `import` may have replaced since
     for config in (GPT2Config, MiniGPT2Config):  # some versions' own ``register`` skips transformers' configs
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING)[config] = GPT2LMHeadModel
 
@@ -50,9 +46,7 @@ def register(*, norm: Norms = "fused", arithmetic: str = "fast") -> None:
 def unregister() -> None:
     """Give GPT-2 back to transformers. Loaded models stay as they are."""
     ChosenParts.by_default = Choice()
-    for model_type in ("gpt2", MiniGPT2Config.model_type):
-        _registered(CONFIG_MAPPING).pop(model_type, None)
-    sys.modules["transformers"].__dict__.pop(ARCHITECTURE, None)
+    _registered(CONFIG_MAPPING).pop(MiniGPT2Config.model_type, None)
     for config in (GPT2Config, MiniGPT2Config):
         _registered(MODEL_FOR_CAUSAL_LM_MAPPING).pop(config, None)
 

@@ -2,12 +2,14 @@
 
 Both classes are subclasses of transformers' own. They inherit its forward, its caches, its attention functions and
 everything that its tools look for. What changes are the blocks: they hold the norms that were chosen and, in fast
-arithmetic, minigpt's affine layers. All module names and Parameters are those of transformers.
+arithmetic, minigpt's affine layers. All module names and Parameters are those of transformers. What was chosen stands
+beside the config, and config.json says it.
 """
 
+import copy
 import inspect
 import itertools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, no_type_check
 
 import torch
 import transformers
@@ -18,13 +20,105 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.pytorch_utils import Conv1D
 
 from minigpt import norms
+from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
+from minigpt.choices import ARITHMETICS, check_option
+from minigpt.config import OTHER_NETWORKS
 from minigpt.engine import parts
-from minigpt.errors import NormError
-from minigpt.hf.choice import Choice, PlainConfig, choice, config_of
+from minigpt.errors import ConfigError, NormError
 from minigpt.norms.foreign.adapt import eps_of
 from minigpt.norms.frozen import tell_positions
 from minigpt.norms.record import ATTRIBUTE, NormRecord, record_of
 from minigpt.swap import match_sites
+
+# Fields of other networks than ours that transformers' GPT-2, whose forward is inherited here, computes.
+HONOURED = ("add_cross_attention", "is_encoder_decoder", "quantization_config")
+
+
+class Choice(NamedTuple):
+    """What a GPT-2 is built with that its checkpoint does not decide."""
+
+    norm: Norms = "fused"
+    arithmetic: str = "fast"
+
+    def named(self) -> "Choice":
+        """Return the choice in words that a config.json can hold. Pairs keep their order there, unlike an object."""
+        pairs = [[site, norms.name_of(norm)] for site, norm in self.by_site()]
+        return self._replace(norm=pairs[0][1] if [site for site, _ in pairs] == ["*"] else pairs)
+
+    def by_site(self) -> Pairs:
+        """Return patterns of sites and the norm for each, in the order in which they are applied."""
+        return as_pairs(self.norm)
+
+
+@no_type_check  # its constructor takes any field that a config.json may have, not only those of its signature
+class MiniGPT2Config(transformers.GPT2Config):
+    """The config of a GPT-2 with a chosen norm or arithmetic. Its own type says that it is not a plain GPT-2."""
+
+    model_type = MODEL_TYPE
+
+    norm: Any = None
+    arithmetic: str | None = None
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
+        """Read the fields as transformers does: a plain GPT-2's are those of a model without a choice."""
+        fields, unused = super().get_config_dict(*args, **kwargs)
+        return fields | {"model_type": MODEL_TYPE}, unused
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Read the fields as transformers does, and leave a choice among ``kwargs`` to the model.
+
+        Raises:
+            NormError: if the fields name a norm that is not registered and ``kwargs`` gives none. A downloaded file
+                does not decide what is imported here.
+        """
+        chosen = {name: kwargs.pop(name) for name in Choice._fields if name in kwargs}
+        if "norm" not in chosen:
+            require_registered(config_dict.get("norm", "fused"))
+        unused = kwargs.get("return_unused_kwargs", False)
+        made: Any = super().from_dict(config_dict, **kwargs)
+        if unused:
+            return made[0], made[1] | chosen
+        for name, value in Choice(**chosen).named()._asdict().items():
+            if name in chosen:
+                setattr(made, name, value)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, under an architecture that no other program knows."""
+        return super().to_dict() | {"architectures": [ARCHITECTURE]}
+
+
+def choice(config: transformers.GPT2Config, in_call: dict[str, Any], by_default: Choice) -> Choice:
+    """Return what was chosen: in the call, else in the config, else by default.
+
+    Raises:
+        ConfigError: if the arithmetic is unknown, or the config is for another network.
+    """
+    of_config = {name: getattr(config, name, None) for name in Choice._fields}
+    named = [*of_config.items(), *in_call.items()]
+    chosen = by_default._replace(**{name: value for name, value in named if value is not None})
+    check_option("arithmetic", chosen.arithmetic, ARITHMETICS)
+    fields = (name for name, value in vars(config).items() if value and name not in HONOURED)
+    if other := sorted(filter(OTHER_NETWORKS.fullmatch, fields)):
+        raise ConfigError(f"{other[0]} is of another network than GPT-2, whose logits would differ; remove it to load")
+    return chosen
+
+
+def config_of(config: transformers.GPT2Config, chosen: Choice) -> transformers.GPT2Config:
+    """Return ``config`` if it says what was chosen, else a copy that does."""
+    named = chosen.named()
+    kind = transformers.GPT2Config if named == Choice() else MiniGPT2Config
+    if type(config) is not kind:
+        config = copy.copy(config)
+        for name in (*Choice._fields, "model_type"):
+            vars(config).pop(name, None)
+        config.__class__ = kind  # a copy keeps what transformers stores in a config and no file holds
+    if kind is MiniGPT2Config:
+        for name, value in named._asdict().items():
+            setattr(config, name, value)
+    return config
 
 
 class FastConv1D(parts.FastConv1D, Conv1D):
@@ -51,7 +145,7 @@ def _tell_positions(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 class ChosenParts(modeling_gpt2.GPT2PreTrainedModel):
     """What both models share: a choice of norms and arithmetic, which the config carries."""
 
-    config_class: Any = PlainConfig
+    config_class: Any = MiniGPT2Config
     by_default: ClassVar[Choice] = Choice()
 
     @classmethod

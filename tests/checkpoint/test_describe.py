@@ -9,7 +9,7 @@ from checkpoints import edit_tensors, reference, saved, tiny_bpe
 
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.describe import describe
+from minigpt.checkpoint.pretrained import describe
 from minigpt.cli import app
 
 

@@ -15,7 +15,7 @@ from foreign import write_pickle
 import minigpt
 from minigpt import CheckpointError, GenerationError, MiniGPTError
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.describe import describe
+from minigpt.checkpoint.pretrained import describe
 
 
 def refusal(place: Path) -> str:

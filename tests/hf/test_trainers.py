@@ -123,20 +123,6 @@ def test_trl_learns_what_it_learns_with_transformers_class(make: Callable[..., A
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_trl_loads_our_class_by_path(tmp_path: Path) -> None:
-    """It takes the class that a folder's architectures name, if transformers has it, past the Auto classes."""
-    pytest.importorskip("trl", reason="pip install trl")
-    minigpt.hf.register(norm="textbook")
-    model = sft(DEMO, str(tmp_path)).model
-    assert type(model) is minigpt.hf.GPT2LMHeadModel
-    assert type(model.transformer.ln_f) is minigpt.LayerNorm
-    model.save_pretrained(tmp_path / "saved")
-    assert type(sft(str(tmp_path / "saved"), str(tmp_path)).model) is minigpt.hf.GPT2LMHeadModel
-    minigpt.hf.unregister()
-    assert type(sft(DEMO, str(tmp_path)).model) is transformers.GPT2LMHeadModel
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["4bit", "8bit"])
 def test_qlora_on_quantized_weights(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="pip install trl")
