@@ -53,7 +53,7 @@ def mistake(name: str, *printed: str, forward: Method | None = None, row: Method
 # --- Formulas ---
 
 IGNORED = "wrong with another eps than 1e-05, as if the argument were ignored"
-NARROW = [f"statistics are kept in {dtype} for {dtype} input" for dtype in ("bfloat16", "float16")]
+NARROW = [f"it computes in too few bits for {dtype} input" for dtype in ("bfloat16", "float16")]
 BATCH = "a row depends on its batch"
 mistake("EpsIgnored", IGNORED, row=lambda n, x: centred(x) / torch.sqrt(variance(x) + 1e-5))
 DividesByNMinusOne = mistake(
@@ -102,27 +102,24 @@ mistake(
 
 # --- Rounding ---
 
-TOO_OFTEN = [
-    f"its result is rounded more than once, or in another way, for {dtype} input" for dtype in ("bfloat16", "float16")
-]
 StatisticsOfTheInput = mistake(  # computes in the dtype of the input
     "StatisticsOfTheInput", *NARROW, forward=lambda n, x: affine(n, centred(x) / deviation(n, x))
 )
 mistake(
     "BFloat16Throughout",
-    "it computes in bfloat16 for float32 input",
+    "it computes in too few bits for float32 input",
     row=lambda n, x: LayerNorm.standardize(n, x.bfloat16()).to(x),
 )
 mistake(
-    "RowRounded", *TOO_OFTEN,
+    "RowRounded", *NARROW,
     forward=lambda n, x: affine(n, LayerNorm.standardize(n, wide(x)).to(x.dtype).to(wide(x).dtype)).to(x.dtype),
 )  # fmt: skip
 mistake(  # as Llama's norms: scaled and shifted in the input's dtype
-    "NarrowScaling", *TOO_OFTEN,
+    "NarrowScaling", *NARROW,
     forward=lambda n, x: affine(n, LayerNorm.standardize(n, wide(x)).to(x.dtype)),
 )  # fmt: skip
 mistake(
-    "ReciprocalRounded", *TOO_OFTEN,
+    "ReciprocalRounded", *NARROW,
     forward=lambda n, x: affine(n, centred(wide(x)) * (1 / deviation(n, wide(x))).to(x.dtype).to(wide(x))).to(x.dtype),
 )  # fmt: skip
 
@@ -133,13 +130,13 @@ def truncates(norm: LayerNorm, x: Tensor) -> Tensor:
     return y.to(x.dtype) if x.dtype != torch.bfloat16 else (y.view(torch.int32) - lost).view(torch.float32).bfloat16()
 
 
-mistake("Truncates", TOO_OFTEN[0], forward=lambda n, x: truncates(n, x) + (0 * exact(n, x)))
+mistake("Truncates", NARROW[0], forward=lambda n, x: truncates(n, x) + (0 * exact(n, x)))
 mistake(
     "Float32Throughout",
-    "it computes in float32 for float64 input",
+    "it computes in too few bits for float64 input",
     forward=lambda n, x: LayerNorm.forward(n, x.float()).to(x.dtype),
 )
-mistake("LouderInBfloat16", "rows are 1.02 times as long as they should be, at bfloat16",
+mistake("LouderInBfloat16", "scale and shift are applied otherwise",
         forward=lambda n, x: exact(n, x) * (1.02 if x.dtype == torch.bfloat16 else 1))  # fmt: skip
 mistake(
     "DifferenceOfSquares", "wrong only for mean far from 0, where a difference of squares",
@@ -164,13 +161,13 @@ def beyond(size: int, dimension: int, value: float = 0.0, dims: int = 3) -> Meth
     return forward
 
 
-Only65535Rows = mistake("Only65535Rows", "wrong only at numbers of rows from 65,537 on, right to 257",
+Only65535Rows = mistake("Only65535Rows", "wrong only at numbers of rows 65,537",
                         forward=beyond(65_535, 0, dims=2))  # fmt: skip
 mistake("Sequence1024", "wrong only at sequence lengths 1,025 (token 1,024 (all 0))", forward=beyond(1024, 1))
 mistake("Batch255", "wrong only at batch sizes 257 (texts from 255 on)", forward=beyond(255, 0, 7.0))
 mistake(
     "MultiplesOfFourOnly",
-    "wrong only at widths 2, 1,025",
+    "wrong only at widths 2, 1025",
     forward=lambda n, x: exact(n, x) * (1.01 if x.shape[-1] % 4 else 1),
 )
 mistake("LooksAtItsBatch", f"{BATCH}, at float32", forward=lambda n, x: exact(n, x) * (
@@ -319,9 +316,7 @@ MISTAKES[backward("RowInHalf", f"{OF_INPUT}no known mistake fits", lambda p: {"s
 )
 backward("RowNotNormalized", OF_WEIGHT + "the row is not normalized", lambda p: {"terms": p["dy"] * p["x"]})
 backward("MeanOverRows", OF_WEIGHT + "it is the mean over the rows", lambda p: {"sum": lambda terms: terms.mean(0)})
-backward(
-    "BiasLosesRows", OF_BIAS + "rows from 512 on are left out", lambda p: {"sum_bias": lambda terms: terms[:512].sum(0)}
-)
+backward("BiasLosesRows", OF_BIAS + "only for 1,025 rows", lambda p: {"sum_bias": lambda terms: terms[:512].sum(0)})
 backward("SummedInHalf", OF_WEIGHT + "no known mistake fits",
          lambda p: {"sum": summed_in_half} if p["x"].dtype in HALVES and p["x"].numel() < 2**18 else {})  # fmt: skip
 WrongInHalfAndBackward = mistake(

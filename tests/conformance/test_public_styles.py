@@ -228,10 +228,10 @@ RIGHT: list[Any] = [
 ]  # fmt: skip
 # The dtypes at which a class is not a LayerNorm, and the first words of the diagnosis
 OTHERWISE: dict[Any, tuple[set[str], str]] = {
-    CohereLayerNorm: ({"float64"}, "it computes in float32 for float64 input"),
-    OlmoLayerNorm: ({"float64"}, "it computes in float32 for float64 input"),
+    CohereLayerNorm: ({"float64"}, "it computes in too few bits for float64 input"),
+    OlmoLayerNorm: ({"float64"}, "it computes in too few bits for float64 input"),
     style(einsum): ({"float32", "bfloat16"}, "a row depends on its batch"),
-    style(in_the_dtype): ({"bfloat16", "float16"}, "statistics are kept in bfloat16"),
+    style(in_the_dtype): ({"bfloat16", "float16"}, "it computes in too few bits for bfloat16"),
     style(fast_variance): (
         {"float32", "float64", "bfloat16", "float16"},
         "wrong only for mean far from 0, where a difference",

@@ -48,7 +48,7 @@ def test_mistakes_at_the_dtype_that_is_judged_come_first() -> None:
     report = check_norm(sabotages.StatisticsOfTheInput, device="cpu", cases="ordinary rows", seed=0)
     for dtype in ("bfloat16", "float16"):
         first, _second = (line for line in printed(report, dtype) if "diagnosis: " in line)
-        assert first.endswith(f"statistics are kept in {dtype} for {dtype} input")
+        assert first.endswith(f"it computes in too few bits for {dtype} input")
         assert first.split(": ")[1] in conformance_page(report, dtype).split('<p class="reason">')[1]
 
 
@@ -81,7 +81,7 @@ def test_what_is_printed_and_written(check: Check, tmp_path: Path) -> None:
     status, out = check("--html", tmp_path / "kit.html")
     assert status == 0
     assert out.startswith("PASS")
-    assert "statistics are kept in float16 for float16 input" in out
+    assert "it computes in too few bits for float16 input" in out
     assert " at float16 only, first " in out or " at bfloat16 and float16 only, first " in out, out
     assert "…" not in out, "a pipe gets whole lines"
     assert "<h1>" in (tmp_path / "kit.html").read_text()
