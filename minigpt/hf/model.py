@@ -136,9 +136,10 @@ def _tell_positions(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     named |= named.pop("kwargs", {})
     position_ids = named.get("position_ids")
     cache = named.get("cache", named.get("past_key_values"))  # transformers 5.24 has renamed it
-    if position_ids is None and cache is not None and (past := cache.get_seq_length()):
+    if position_ids is None and cache is not None:
         rows = named.get("input_ids", named.get("inputs_embeds"))
-        position_ids = torch.arange(past, past + rows.shape[1], device=rows.device)[None]
+        # A sum, since a static cache counts in a tensor, and an export cannot branch on it.
+        position_ids = torch.arange(rows.shape[1], device=rows.device)[None] + cache.get_seq_length()
     tell_positions(body.norm_modules().values(), position_ids)
 
 
