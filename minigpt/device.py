@@ -118,11 +118,7 @@ _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 SLOW_HALVES = tuple(dtype for dtype in HALVES if _IS_X86 and not _KNOWN[dtype])
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: the largest piece that it does not give back at once
-ENVIRONMENT = {
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-    "LRU_CACHE_CAPACITY": "32",
-    "THP_MEM_ALLOC_ENABLE": "1",
-}
+ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32", "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def settle_memory() -> None:

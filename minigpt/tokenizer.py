@@ -64,8 +64,7 @@ class Tokenizer:
             raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARIES)}")
         try:
             tokenizer = cls(*_read(folder))
-        except BaseException as error:  # the libraries raise bare Exceptions, and panics
-            _require_reason(error)
+        except Exception as error:  # the libraries raise bare ones
             reason = " ".join(str(error).split())
             if any(folder.glob("*.model")):
                 reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
@@ -90,8 +89,7 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:
             raise GenerationError(f"text must be a string of valid Unicode, got {text!r:.200}") from error
-        except BaseException as error:
-            _require_reason(error)
+        except Exception as error:
             reason = str(error)
             if isinstance(self.backend.model, models.WordLevel):  # of characters, whose error does not name them
                 unknown = {*text}.difference(self.backend.get_vocab())
@@ -268,12 +266,6 @@ def _of_transformers(folder: Path) -> Any:
 def _content(token: Any) -> Any:
     """Return the text of a token as JSON has it: the text itself, or an object."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _require_reason(error: BaseException) -> None:
-    """Raise an error again that is neither an ``Exception`` nor a panic of the library."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        raise error
 
 
 def _byte_alphabet() -> dict[str, int]:

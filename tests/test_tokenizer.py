@@ -284,16 +284,6 @@ def test_a_damaged_folder_is_refused(files: dict[str, Any], tmp_path: Path) -> N
         Tokenizer.from_pretrained(write(tmp_path, files))
 
 
-@pytest.mark.parametrize("pattern", ["(", "(a|aa)+$"])
-def test_patterns_that_the_library_cannot_match(pattern: str, tmp_path: Path) -> None:
-    """It panics: with the first when the files are read, with the second when a text is."""
-    fields = json.loads(WHOLE)
-    fields["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
-    write(tmp_path, {"tokenizer.json": fields, "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"}})
-    with pytest.raises((CheckpointError, GenerationError)):
-        Tokenizer.from_pretrained(tmp_path).encode("a" * 60 + "b")
-
-
 # Vocabularies of other kinds.
 
 

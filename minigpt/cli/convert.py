@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 OF_AN_EARLIER_MODEL = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "finetune.json", "checkpoints")
 
 
-def convert(
-    recipe: "Recipe",
-    out: Path,
-    *,
-    max_shard_bytes: int = 5 * 10**9,
-    force: bool = False,
-) -> None:
+def convert(recipe: "Recipe", out: Path, *, max_shard_bytes: int = 5 * 10**9, force: bool = False) -> None:
     """Write a checkpoint as Hugging Face transformers reads it: config.json, safetensors and the tokenizer.
 
     Args:

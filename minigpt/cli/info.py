@@ -9,12 +9,7 @@ from minigpt.cli.output import STDOUT, for_terminal, show
 from minigpt.errors import listing
 
 
-def info(
-    model: str = "demo",
-    *,
-    revision: str | None = None,
-    json: Json = False,
-) -> None:
+def info(model: str = "demo", *, revision: str | None = None, json: Json = False) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms and tokenizer.
 
     Examples:

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
     from minigpt.recipe import Recipe
 
 
-def sites(
-    recipe: "Recipe",
-    *,
-    text: Path,
-    json_file: JsonFile = None,
-    html: OutFile = None,
-) -> None:
+def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: OutFile = None) -> None:
     """Show what each norm is given on a text: deviations, the mean's share, massive channels.
 
     Args:

@@ -54,14 +54,6 @@ def test_what_is_not_ours_stays_and_the_rest_of_the_old_goes(old: Path) -> None:
     assert contents(old) == OLD | NEW | {"checkpoints": ""}
 
 
-def test_an_error_leaves_everything_as_it_was(old: Path, tmp_path: Path) -> None:
-    for folder in (old, tmp_path / "new"):
-        with pytest.raises(FileNotFoundError), replacing(folder) as new:
-            (new / "config.json").read_text()
-    assert contents(tmp_path) == {"model": ""}
-    assert contents(old) == OLD
-
-
 def test_a_link_to_a_folder_stays_a_link(old: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(old)
     save(tmp_path / "latest")

@@ -73,15 +73,6 @@ def test_a_nanogpt_with_and_without_biases(tmp_path: Path, has: bool, says: bool
     assert_bit_equal(load(file), hf_model)
 
 
-def test_one_missing_bias_is_not_filled(tmp_path: Path) -> None:
-    file = write_nanogpt(reference(activation_function="gelu"), tmp_path)
-    content = torch.load(file, weights_only=True)
-    del content["model"]["_orig_mod.transformer.ln_f.bias"]
-    torch.save(content, file)
-    with pytest.raises(CheckpointError, match=r"missing ln_f\.bias$"):
-        load(file)
-
-
 def test_an_unknown_argument_of_a_nanogpt_is_refused(tmp_path: Path) -> None:
     file = write_nanogpt(reference(activation_function="gelu"), tmp_path, use_rmsnorm=True)
     with pytest.raises(ConfigError, match=r"ckpt\.pt: unknown fields of a nanoGPT config: use_rmsnorm"):

@@ -115,13 +115,6 @@ def test_a_token_without_an_embedding(tmp_path: Path) -> None:
         minigpt.perplexity(model, tokenizer, "the dog saw <tool> the other")
 
 
-def test_what_a_frozen_norm_divides_by_is_not_a_value_gone_wrong(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("Once upon a time there was a dog. " * 40)
-    minigpt.save_pretrained(minigpt.from_pretrained("demo", norm="frozen", fit=text, device="cpu"), tmp_path / "frozen")
-    assert describe(Files.at(tmp_path / "frozen"))["not finite"] == []
-
-
 def test_an_index_that_leads_outside(tmp_path: Path) -> None:
     folder = saved(reference(), tmp_path / "model", max_shard_size="40KB")
     index, config = folder / "model.safetensors.index.json", folder / "config.json"

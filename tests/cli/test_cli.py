@@ -385,17 +385,6 @@ def test_norms_are_listed(run: Run) -> None:
         assert line.split()[1] == ("yes" if info.exact else "no")
 
 
-@pytest.mark.parametrize("name", ["a[/b]", "[bold]a", ":dog:", "naïve 狗"])
-def test_a_path_is_shown_as_it_is(run: Run, folder: Path, tmp_path: Path, name: str) -> None:
-    place = tmp_path / name
-    place.mkdir(parents=True)
-    for path in folder.iterdir():
-        (place / path.name).write_bytes(path.read_bytes())
-    ended = run("info", place)
-    assert (ended.status, ended.err) == (0, "")
-    assert str(place) in ended.out
-
-
 # convert
 
 
@@ -647,31 +636,3 @@ def test_a_file_that_is_replaced_is_whole_or_the_old_one(run: Run, folder: Path,
         assert done.stderr == f"error: cannot write {old}: File too large\n"
         assert old.read_text() == "old"
         assert [path.name for path in tmp_path.iterdir()] == ["report"]
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_an_output_that_is_full(folder: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        words = command("generate", "x", "--model", folder, "--max-new-tokens", 2)
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: [^\n]*No space left[^\n]*\n", done.stderr), done.stderr
-
-
-@pytest.mark.thorough
-def test_an_interrupt_while_writing(folder: Path) -> None:
-    """A text may end by itself before the signal comes; then another one is interrupted."""
-    words = command("generate", "x", "--model", folder, "--max-new-tokens", 1000, "--stop", "never to be seen")
-    for seed in range(10):
-        process = subprocess.Popen(
-            [*words, "--seed", str(seed)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-        )
-        assert process.stdout is not None
-        process.stdout.read(1)  # the prompt, before the first new token
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        if process.returncode != 0:
-            break
-    assert process.returncode == 130
-    assert err.strip() == b""

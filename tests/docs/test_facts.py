@@ -31,7 +31,7 @@ def test_limits_over_http_are_those_that_the_server_keeps() -> None:
         'tokens of a prompt with `overflow` "slide", of which the model sees the last | '
         f"{routes.MAX_PROMPT_TOKENS:,} |",
         f"`logprobs` + 1 for each token that is reported | {routes.MAX_NUMBERS:,} |",
-        f"The server keeps {run.MAX_CONNECTIONS:,} connections, and {run.MAX_OF_ADDRESS:,} of one address",
+        f"The server keeps {run.MAX_CONNECTIONS:,} connections.",
         f"A client has {run.SEND_SECONDS} s for the head of a request, and {run.SEND_SECONDS} s for its body",
         f"A client that takes nothing for {run.READ_SECONDS} s",
         f"at most {scheduler.PROMPT_TOKENS_BESIDE} tokens of prompts beside, otherwise {scheduler.PROMPT_TOKENS}",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, randomize, small_model
+from helpers import SMALL, assert_close, assert_same_bits, random_ids, randomize, small_model
 from torch import Tensor
 
 from minigpt import GPT2Config
@@ -69,15 +69,3 @@ def test_no_token_sees_a_later_one(attention: str, device: torch.device) -> None
         other[:, t:] = (other[:, t:] + 1) % 83
         assert_same_bits(model(other)[:, :t], logits[:, :t], f"tokens before {t}")
         assert (model(other)[:, t:] - logits[:, t:]).abs().amax(-1).min() > 1e-3, "and every later one does"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@torch.inference_mode()
-def test_padding_read_column_by_column_leaves_nothing_that_is_not_finite(dtype: torch.dtype) -> None:
-    """A query of padding sees nothing at all, and what it leaves in the cache is multiplied by 0 ever after."""
-    model, ids, mask = small_model(dtype=dtype), random_ids(2, 9), left_padding((9, 6), 9)
-    cache = model.new_cache(2, 9)
-    columns = [model(ids[:, t : t + 1], mask[:, : t + 1], cache=cache) for t in range(9)]
-    supplied, expected = torch.cat(columns, dim=1), model(ids, mask)
-    assert supplied.isfinite().all()
-    assert_close(supplied[mask.bool()], expected[mask.bool()], 16 * torch.finfo(dtype).eps, "column by column")

@@ -1,8 +1,6 @@
 """The whole network: its shape, its first weights, its modes, and what it refuses to read."""
 
-import copy
 import math
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,13 +69,6 @@ def test_the_head_on_the_last_position_alone(tied: bool) -> None:
     assert_close(model.head(hidden[:, -1:]), model(ids)[:, -1:], 1e-14, "the last position")
     weight = model.wte.weight if tied else model.lm_head.weight
     assert_close(model(ids), hidden @ weight.T, 1e-14, "all positions")
-
-
-@torch.no_grad()
-def test_a_copy_and_a_pickled_copy_are_the_same_model() -> None:
-    model, ids = small_model(), random_ids(2, 5)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert_same_bits(twin(ids), model(ids), "the copy")
 
 
 # First weights (GPT-2's paper, section 2.3).

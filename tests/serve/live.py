@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 
 class Live(NamedTuple):
@@ -45,9 +45,3 @@ def live(*options: str, before: str = "", stderr: IO[str] | None = None, **envir
             raise
         finally:
             process.stdout.close()
-
-
-def resident_mb(process: "subprocess.Popen[Any]") -> float:
-    """The memory that a process holds now."""
-    with open(f"/proc/{process.pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

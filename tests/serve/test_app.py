@@ -438,30 +438,6 @@ def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
         assert [answer.status_code for answer in answers] == [200] * 3
 
 
-@pytest.fixture
-def read_again(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The texts that were read again by themselves, after a step that failed."""
-    alone, read = list[Any](), scheduler.Batch.read
-
-    def noted(batch: Any, budget: int, only: Any = ()) -> Any:
-        alone.extend(only)
-        return read(batch, budget, only or None)
-
-    monkeypatch.setattr(scheduler.Batch, "read", noted)
-    return alone
-
-
-def test_a_text_without_a_token_to_choose_is_its_clients_error(read_again: list[Any]) -> None:
-    nothing = {"model": "demo", "prompt": "a", "suppress_tokens": list(range(300))}
-    good = {"model": "demo", "prompt": "the dog", "max_tokens": 9, "eos_token_id": []}
-    with serving() as client:
-        excluded, fine = client.ask_all(later(nothing), later(good))
-        error_of(excluded, 400)
-        assert fine.json()["usage"]["completion_tokens"] == 9
-        assert 'minigpt_generated_tokens_total{model="demo"} 9.0' in client.get("/metrics").text
-    assert not read_again
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit, SystemExit, BaseException])
 def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate], error: type[BaseException]) -> None:
     models, gate.error = gated(), error
@@ -520,25 +496,6 @@ def test_a_mistake_in_a_step_is_told_to_everybody_once(monkeypatch: pytest.Monke
             failed = client.ask_all(*[later(body)] * 3)
         assert ["ZeroDivisionError" in error_of(answer, 500)["message"] for answer in failed] == [True] * 3
         assert client.complete("the dog", max_tokens=3, eos_token_id=[]).json()["usage"]["completion_tokens"] == 3
-
-
-def test_texts_that_cannot_be_read_together_are_read_alone(
-    read_again: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = scheduler.Batch.read
-
-    def one_at_a_time(batch: Any, budget: int, only: Any = ()) -> Any:
-        if len(batch.rows) > 1 and not only:
-            raise RuntimeError("out of memory")
-        return read(batch, budget, only)
-
-    with serving() as client:
-        body = {"model": "demo", "prompt": "the dog", "max_tokens": 6, "temperature": 0}
-        expected = client.complete(**body).json()["choices"]
-        monkeypatch.setattr(scheduler.Batch, "read", one_at_a_time)
-        answers = client.ask_all(*[later(body)] * 3)
-        assert [answer.json()["choices"] for answer in answers] == [expected] * 3
-        assert read_again
 
 
 def test_requests_take_places_in_turn() -> None:

@@ -1,6 +1,5 @@
 """The table of a study: paired differences and their errors, digits that fit, and what was done."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import torch
 
 from minigpt.study.page import _cells, figures, page
 from minigpt.study.table import TRAINED, Column, Figure, csv_table, format_figure, latex_table, summarize
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 ROW: dict[str, Any] = {
     "model": "demo", "norm": "rms", "sites": "*", "seed": 0, "verdict": "fail", "outcome": "DIFFERENT", "reason": None,
@@ -106,13 +103,6 @@ def test_a_row_that_failed_is_in_every_form(tmp_path: Path) -> None:
     assert ROW["report"] not in text, "a page without reports beside it leads to none"
     assert csv_table([ROW, failed]).splitlines()[1].startswith("demo,rms,*,0,,10,fail,DIFFERENT,,2.5")
     assert r"\toprule" in latex_table([ROW, failed])
-
-
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("study-*.jsonl")), ids=lambda file: file.stem)
-def test_kept_rows_of_older_versions_make_a_table(file: Path) -> None:
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert len(latex_table(rows).splitlines()) > len(summarize(rows).cells)
-    assert csv_table(rows).count("\n") == len(rows) + 1
 
 
 @pytest.mark.parametrize(("worst", "scale"), [(5.0, "symlog"), (0.003, "linear")])
