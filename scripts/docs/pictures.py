@@ -9,6 +9,7 @@ The pictures show times, so nothing else should run on the machine.
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ SCHEMES: dict[Literal["light", "dark"], tuple[str, str]] = {
 }  # the end of a name, and matplotlib's style
 COMMANDS = (
     ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "30"),
-    ("parity", "--norm", "rms", "--device", "cpu"),
+    ("parity", "--norm", "rms", "--norm", "dyt", "--sites", "*", "--sites", "ln_f", "--device", "cpu"),
 )
 
 
@@ -69,7 +70,7 @@ def terminal(path: Path) -> None:
     """Draw the commands and what they print as an SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for words in COMMANDS:
-        shown = " ".join(f'"{word}"' if " " in word else word for word in words if word not in ("--device", "cpu"))
+        shown = shlex.join(word for word in words if word not in ("--device", "cpu"))
         console.print(Text(f"$ minigpt {shown}", style="bold green"))
         console.print(Text(run(*words)), highlight=False)
     path.write_text(console.export_svg(title="minigpt"), encoding="utf-8")
