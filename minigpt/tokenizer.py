@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint.contents import CONFIG, TOKENIZER_FILES, VOCABULARIES, Files, fields_of, write_json
-from minigpt.checkpoint.place import local_place
+from minigpt.checkpoint.contents import CONFIG, TOKENIZER_FILES, VOCABULARIES, Files, fields_of, local_place, write_json
 from minigpt.errors import CheckpointError, GenerationError, listing
 from minigpt.files import read_text
 

@@ -1,8 +1,7 @@
 """Files <-> model."""
 
-from minigpt.checkpoint.contents import Files, holds_model
+from minigpt.checkpoint.contents import Files, holds_model, local_place
 from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
-from minigpt.checkpoint.place import local_place
 from minigpt.checkpoint.pretrained import load_norms
 from minigpt.checkpoint.save import save_pretrained
 

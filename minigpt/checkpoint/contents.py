@@ -1,9 +1,11 @@
-"""The files of a checkpoint: their names, and what they hold. Reading one never runs what is in it."""
+"""Where a checkpoint is, which files it has, and what they hold. Reading one never runs what is in it."""
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os.path
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -15,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
-from minigpt.files import PARTIAL, read_object
+from minigpt.files import PARTIAL, as_path, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS = "model.safetensors"
@@ -35,7 +37,73 @@ WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists
 WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
 CURRENT = "current"  # names the folder inside that holds the checkpoint while its files are moved to their places
 
+DEMO = Path(__file__).parents[1] / "demo"
+KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+COMMITS: dict[tuple[str, str | None], str] = {}  # of repositories and revisions, as this process first saw them
+REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
+
+# The tokenizer's files count the ids in use, and must come from the same commit.
+MODEL_FILES = (*MODEL, *TOKENIZER_FILES)
+
 Read = TypeVar("Read")
+
+
+def local_place(
+    source: str | Path,
+    files: tuple[str, ...] = MODEL_FILES,
+    *,
+    revision: str | None = None,
+    local_files_only: bool = False,
+) -> Path:
+    """Return the local folder, or file of weights, that ``source`` names. Fetches a hub repository into the cache.
+
+    A process reads all files of a repository from one commit, also when its branch moves meanwhile.
+
+    huggingface_hub fetches it, so HF_HOME, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT have their usual meaning.
+
+    Args:
+        source: "demo", a directory, a file of weights (``WEIGHT_SUFFIXES``), or a repository id.
+        files: shell-style patterns of the files to fetch from a repository.
+        revision: branch, tag or commit of a repository.
+        local_files_only: never use the network.
+
+    Raises:
+        CheckpointError: if there is no such thing, or it cannot be fetched.
+    """
+    if source == "demo":
+        return DEMO
+    path = Path(os.path.expanduser(as_path(source, "source", CheckpointError)))
+    is_weights = path.name.endswith(WEIGHT_SUFFIXES)
+    try:
+        if path.is_file() and not is_weights:
+            raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
+        if path.exists():
+            return path
+    except OSError as error:
+        raise CheckpointError(f"cannot read {source}: {error.strerror}") from error
+    if not isinstance(source, str) or not REPOSITORY.fullmatch(source) or is_weights:
+        raise CheckpointError(f"there is no directory or file of weights {source}")
+    return _fetch(source, files, revision, local_files_only)
+
+
+def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
+    from huggingface_hub import snapshot_download  # imported here: a local model needs no network client
+
+    snapshot = functools.partial(snapshot_download, repository, local_files_only=local_files_only)
+    try:
+        commit = COMMITS.get((repository, revision), revision)
+        folder = Path(snapshot(revision=commit, allow_patterns=[*files]))
+        COMMITS[repository, revision] = folder.name
+        if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):  # an old repository
+            snapshot(revision=folder.name, allow_patterns=[*PICKLED])  # from the same commit
+    except Exception as error:  # the client and its transport raise many kinds
+        at = f" at revision {revision!r}" if revision else ""
+        raise CheckpointError(
+            f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
+            f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
+            f"The hub's client says: {' '.join(str(error).split())}"
+        ) from error
+    return folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,7 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
 
         Exit status: 0 it would load, 2 it would not; the error says why.
     """
-    from minigpt.checkpoint.contents import Files
-    from minigpt.checkpoint.place import local_place
+    from minigpt.checkpoint.contents import Files, local_place
     from minigpt.checkpoint.pretrained import describe
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer

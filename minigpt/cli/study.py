@@ -41,8 +41,8 @@ def study(
     """
     with progress(lines=True) as say:
         say("checking", 0.0)
-        from minigpt.study import read_study, run_study
-        from minigpt.study.study import cells_with
+        from minigpt.study.run import run_study
+        from minigpt.study.study import cells_with, read_study
         from minigpt.study.table import check_latex
 
         if latex is not None:

@@ -15,7 +15,7 @@ from checkpoints import reference, saved, tiny_bpe, tokens
 import minigpt
 from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint import local_place
-from minigpt.checkpoint.place import COMMITS
+from minigpt.checkpoint.contents import COMMITS
 from minigpt.cli import app
 
 REPOSITORY = "someone/tiny-gpt2"

@@ -54,13 +54,6 @@ def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
     assert results == {(i, j): alone(prompts[i], 3 * i + j, **how) for i in range(3) for j in range(3)}
 
 
-def test_a_sliding_window_among_others() -> None:
-    how = {"max_new_tokens": 30, "overflow": "slide", "eos_token_id": None}
-    prompts = ["x" * 60, "a", "the dog", "y" * 100]
-    results = by_place(list(complete(MODEL, TOKENIZER, prompts, batch_size=3, **how)))
-    assert results == {(i, 0): alone(text, i, **how) for i, text in enumerate(prompts)}
-
-
 def test_a_free_place_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as prompts are waiting, every place is writing; and no more steps are made than that takes."""
     sizes, inner = [], Batch.read

@@ -243,16 +243,6 @@ def test_draws_have_the_distribution_of_the_warped_logits(chosen: dict[str, Any]
     assert statistic <= bound, f"chi-square {statistic:.1f}, bound {bound}"
 
 
-def test_successive_draws_of_a_row_are_independent() -> None:
-    """Pairs of them, counted against the products of their probabilities."""
-    prompt = torch.zeros(1, 1, dtype=torch.long)
-    row = generate(constant_model(LOGITS[:3]), prompt, max_new_tokens=400, do_sample=True, seed=5)[0]
-    pairs = torch.bincount(row[1:-1] * 3 + row[2:], minlength=9)
-    each = LOGITS[:3].softmax(-1)
-    statistic, bound = chi_square(pairs, torch.outer(each, each).flatten())
-    assert statistic <= bound, f"chi-square {statistic:.1f}, bound {bound}"
-
-
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 50, "top_p": 0.95, "max_new_tokens": 20}
 SAMPLED |= {"eos_token_id": None}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, safe_open, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
@@ -247,29 +247,6 @@ def test_a_record_of_another_version_is_refused(original: minigpt.Original, tmp_
     for name, why in (("older", "another version"), ("torn", r"logits\.0")):
         with pytest.raises(minigpt.CheckpointError, match=why):
             minigpt.Original.load(tmp_path / name)
-
-
-# Whose error it is
-
-
-class Foreign(nn.Module):
-    def __init__(self, size: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-def test_ctrl_c_in_a_norm_stays_ctrl_c(original: minigpt.Original) -> None:
-    class Interrupts(Foreign):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.shape[1] > 5:
-                raise KeyboardInterrupt
-            return super().forward(x)
-
-    with pytest.raises(KeyboardInterrupt):
-        original.judge(norm=Interrupts, gradients=False)
 
 
 def test_int8_weights_have_no_gradients_and_the_report_says_so(original: minigpt.Original) -> None:

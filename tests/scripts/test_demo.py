@@ -7,7 +7,7 @@ import torch
 from demo import tales, train
 
 import minigpt
-from minigpt.checkpoint.place import DEMO
+from minigpt.checkpoint.contents import DEMO
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 

@@ -18,10 +18,17 @@ from safetensors.torch import load_file
 import minigpt
 from minigpt import ConfigError, GenerationError, NormError, Recipe
 from minigpt.files import locked
-from minigpt.study import DivergedError, Training, finetune, parse_schedule
-from minigpt.study.schedule import NormSchedule
-from minigpt.study.study import checked_schedule
-from minigpt.study.training import SwapTrainer, arguments, as_minigpt, as_transformers, optimizer_facts, token_ids
+from minigpt.study.schedule import NormSchedule, parse_schedule
+from minigpt.study.study import DivergedError, Training, checked_schedule
+from minigpt.study.training import (
+    SwapTrainer,
+    arguments,
+    as_minigpt,
+    as_transformers,
+    finetune,
+    optimizer_facts,
+    token_ids,
+)
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60
 FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1@6+1, ln_f@10, first@12"]

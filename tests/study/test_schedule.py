@@ -3,7 +3,7 @@
 import pytest
 
 from minigpt.errors import NormError
-from minigpt.study import parse_schedule
+from minigpt.study.schedule import parse_schedule
 
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
 

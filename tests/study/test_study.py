@@ -15,8 +15,8 @@ import pytest
 import minigpt
 from minigpt.cli.output import progress
 from minigpt.files import Lines
-from minigpt.study import Study, read_study, run_study
-from minigpt.study.study import cells_with, command, fingerprint_of
+from minigpt.study.run import run_study
+from minigpt.study.study import Study, cells_with, command, fingerprint_of, read_study
 
 NORM = """
 from minigpt import LayerNorm
