@@ -6,7 +6,8 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -141,21 +142,13 @@ def settle_memory() -> None:
 def software(*packages: str) -> dict[str, Any]:
     """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
     common = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
-    return common | {name: installed(name) for name in packages}
+    return common | {name: version(name) if find_spec(name) else None for name in packages}
 
 
 def versions(device: torch.device) -> dict[str, Any]:
     """Return the versions, the hardware and the threads of a verdict."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
-
-
-def installed(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def product_precision() -> tuple[str | None, ...]:

@@ -55,7 +55,8 @@ def main() -> None:
     line on standard error, it is 2. After an interrupt it is 130, and after a closed pipe 141.
     """
     words = with_values(sys.argv[1:]) or ["--help"]
-    _check_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -83,19 +84,6 @@ def main() -> None:
     except OSError as error:
         _drop_output()
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
-
-
-def _check_streams() -> None:
-    """Make streams that were closed, as by ``>&-``, harmless: Python has None in their place.
-
-    Standard output carries the result, so a command refuses to work without one.
-    """
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
-    if sys.stdout is None:
-        _fail("standard output is closed; > /dev/null drops it")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
 
 
 def _drop_output() -> None:

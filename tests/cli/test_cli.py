@@ -550,14 +550,6 @@ def test_what_a_norm_prints_is_no_part_of_the_result(run: Run, folder: Path, tmp
         json.loads(ended.out)
 
 
-def test_a_checkpoint_that_cannot_be_used(run: Run, copy: Path) -> None:
-    (copy / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json at all")
-    printed = f"{copy / 'model.safetensors'} cannot be read as a .safetensors file"
-    for words in (["generate", "x", "--model", copy], ["convert", copy, copy / "converted"], ["info", copy]):
-        assert printed in complaint(run(*words))
-    assert not (copy / "converted").exists()
-
-
 # Streams that end early
 
 
@@ -579,14 +571,6 @@ def test_a_reader_that_has_gone_is_no_verdict(folder: Path, words: str) -> None:
     """Status 1 would say that parity does not hold."""
     model = [] if words == "norms" else ["--model", folder]
     assert closed_after([*words.split(), *model], 0) == (128 + signal.SIGPIPE, "")
-
-
-def test_a_closed_stream_is_one_line(folder: Path) -> None:
-    quoted = shlex.join(command("info", folder))
-    closed = subprocess.run(f"{quoted} >&-", shell=True, capture_output=True, text=True, env=environment(), check=False)
-    assert (closed.returncode, closed.stderr) == (2, "error: standard output is closed; > /dev/null drops it\n")
-    silent = subprocess.run(f"{quoted} 2>&- <&-", shell=True, capture_output=True, env=environment(), check=False)
-    assert (silent.returncode, silent.stdout != b"") == (0, True)
 
 
 READ = {"prompts", "text", "reports", "original", "outputs", "file"}  # files that commands read
