@@ -30,7 +30,7 @@ from bench.results import keep
 from gpu.norms import norms
 from gpu.parity import failures, parity, verdicts
 
-from minigpt.device import installed, resolve_device, versions
+from minigpt.device import resolve_device, software, versions
 from minigpt.errors import ConfigError
 
 PARTS: dict[str, Callable[[dict[str, Any], torch.device, bool], Iterator[str]]] = {
@@ -78,7 +78,7 @@ def is_broken(results: dict[str, Any]) -> bool:
 
 def environment(device: torch.device, quick: bool) -> dict[str, Any]:
     """What it was measured on."""
-    told = versions(device) | {"device": str(device), "quick": quick, "triton": installed("triton")}
+    told = versions(device) | {"device": str(device), "quick": quick, **software("triton")}
     if device.type != "cuda":
         return told
     seen = torch.cuda.get_device_properties(device)
