@@ -135,6 +135,12 @@ class Host:
             return NormSite("layer_norm", config.layer_norm_epsilon, width=config.n_embd)
         return norm_site(norm, _width(norm, self.model))
 
+    def run(self, input_ids: Tensor) -> None:
+        """Compute all norms and blocks, and not the head: the logits of many rows would take gigabytes."""
+        model: Any = self.model
+        body = model.hidden_states if hasattr(model, "hidden_states") else getattr(model, "base_model", model)
+        body(input_ids)
+
     def logits(self, input_ids: Tensor) -> Any:
         """Return what the model computes of ids (B, T)."""
         returned = self.model(input_ids)
@@ -220,6 +226,9 @@ def norm_site(norm: nn.Module, width: int) -> NormSite:
     weight = torch.rand(width, generator=generator, device="cpu") + 0.5
     bias = torch.randn(width, generator=generator, device="cpu")
     trial = copy.deepcopy(norm).to(device="cpu", dtype=torch.float32).eval()
+    for part in trial.modules():  # hooks of the model are not run
+        part._forward_hooks.clear()
+        part._forward_pre_hooks.clear()
     parameters = {"weight": weight, "bias": bias}
     with torch.no_grad():
         for role, values in parameters.items():

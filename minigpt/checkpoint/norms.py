@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.errors import NormError, listing
+from minigpt.host import host_of
 from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import other_eps
 
@@ -43,9 +44,9 @@ def norm_fields(model: GPT2) -> dict[str, Any]:
     return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
 
 
-def described_norms(model: GPT2) -> str:
+def described_norms(model: nn.Module) -> str:
     """Return the names of the norms that stand in a model: "rms", or "fused, rms at ln_f" for several."""
-    names = {site: norms.name_of(unwrapped(norm)) for site, norm in model.norm_modules().items()}
+    names = {site: norms.name_of(unwrapped(norm)) for site, norm in host_of(model).norms().items()}
     most = max(names.values(), key=list(names.values()).count)
     others: dict[str, list[str]] = {}
     for site, name in names.items():

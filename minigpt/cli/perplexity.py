@@ -54,7 +54,7 @@ def perplexity(
 
     with progress() as say:
         say(f"reading {recipe.source}", 0)
-        model, tokenizer = recipe.open()
+        model, tokenizer = recipe.opened(any_architecture=True)[:2]
         if tokenizer is None:
             raise CheckpointError(f"{text[0]} needs a tokenizer, and {recipe.source} has none")
 

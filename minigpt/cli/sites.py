@@ -34,12 +34,12 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
 
     with progress() as say:
         say(f"reading {recipe.source}", 0)
-        gpt2, tokenizer = recipe.open()
+        model, tokenizer = recipe.opened(any_architecture=True)[:2]
         if tokenizer is None:
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
-        ids = rows_of_text(gpt2, tokenizer, text)
+        ids = rows_of_text(model, tokenizer, text)
         say(f"reading {text}", 0.5)
-        rows = look(gpt2, ids)
+        rows = look(model, ids)
     about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
     fields = {"model": str(recipe.source), "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
               "norm_sites": [dataclasses.asdict(site) for site in rows]}  # fmt: skip

@@ -12,15 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2
-from minigpt.model.inputs import check_inputs
-from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.errors import NormError
+from minigpt.model.inputs import check_context, check_ids, check_known
 from minigpt.report.charts import Maps
 from minigpt.report.fields import Fields, Form, Shown
 from minigpt.report.numerals import brief, percent
 from minigpt.report.parts import Number, Part, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
+from minigpt.swap.sites import host_with_norms
 
 MOST_CHANNELS = 3
 ABOUT = (
@@ -46,7 +45,8 @@ class Channel(Fields):
 
 @dataclasses.dataclass(frozen=True)
 class SiteStatistics(Fields):
-    """What a norm is given. A row is the stream at one token; its deviation is sqrt(variance + eps).
+    """What a norm is given. A row is the stream at one token; its deviation is sqrt(variance + eps), and for an RMSNorm
+    sqrt(mean square + eps): what the norm divides by.
 
     Attributes:
         deviation: its mean over the tokens after the first.
@@ -54,7 +54,7 @@ class SiteStatistics(Fields):
         deviation_first: its mean over first tokens.
         mean_share: the share of a row's mean square that the square of its mean is, over all tokens.
         channels: those with most of the variance, summed over all tokens.
-        unexplained: the share of a LayerNorm's output that it does not explain (1 - R squared) if it divides by
+        unexplained: the share of the norm's output that it does not explain (1 - R squared) if it divides by
             constants, as ``frozen`` does, and keeps its scale and shift.
     """
 
@@ -68,37 +68,48 @@ class SiteStatistics(Fields):
 
 
 @torch.inference_mode()
-def look(model: GPT2, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistics]:
+def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistics]:
     """Return what each norm is given when the model reads ``input_ids`` (B, T), in the order of the data.
 
+    Norms of other rows than the residual stream, as those of queries and keys, are left out.
+
+    Args:
+        model: a ``minigpt.GPT2``, or any causal language model of transformers.
+
     Raises:
-        ConfigError: if the model is not a GPT2.
-        NormError: if rows have fewer than two tokens, or values are not finite.
+        ConfigError: if the model has no norm sites.
+        NormError: if rows have fewer than two tokens, values are not finite, or a norm is of neither kind.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
-    check_gpt2(model)
-    check_inputs(model.config, input_ids, None, None, None)
+    host, context = host_with_norms(model), input_ids.shape[-1]
+    check_ids("input_ids", input_ids)
+    check_known(input_ids, len(host.weight))
+    check_context(None, None, context, context, host.context)
     sites: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda _, args: sites.append(_of_site(site, args[0], original_norm(norm, model)))
+        original, kind = original_norm(norm, model), host.norm_site(norm).kind
+        return lambda _, args: sites.append(_of_site(site, args[0], original, kind))
 
-    hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in model.norm_modules().items()]
+    norms = {site: norm for site, norm in host.norms().items() if host.norm_site(norm).width == host.weight.shape[1]}
+    hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in norms.items()]
     try:
-        model.hidden_states(input_ids)  # the logits of 16 rows would take 3 GB
+        host.run(input_ids)
     finally:
         for hook in hooks:
             hook.remove()
     return sites
 
 
-def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteStatistics:
-    x, norm = x.double(), copy.deepcopy(norm).double()
-    frozen = FrozenLayerNorm(x.shape[-1], norm.eps, bias=norm.bias is not None).to(x)
-    frozen.weight, frozen.bias = norm.weight, norm.bias
-    frozen.calibrate(x)
-    deviation = frozen.deviation(x)[..., 0]  # (B, T)
-    mean = x.mean(-1)
+def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any, kind: str) -> SiteStatistics:
+    x, norm, mean = x.double(), copy.deepcopy(norm).double(), x.double().mean(-1)
+    centred = x - mean[..., None] if kind == "layer_norm" else x
+    deviation = torch.sqrt(centred.square().mean(-1) + norm.eps)  # (B, T)
+    if x.shape[1] < 2 or not deviation.isfinite().all():
+        raise NormError(f"rows must have two tokens or more, and finite values, got {tuple(x.shape)} at {site}")
+    constants = deviation[:, 1:].mean().expand(deviation.shape[1]).clone()  # (T), as a frozen norm divides
+    constants[0] = deviation[:, 0].mean()
+    frozen = centred / constants[:, None] * norm.weight + (0 if norm.bias is None else norm.bias)
     energy = (x - mean[..., None]).square().sum((0, 1))  # (C)
     shares, channels = (energy / energy.sum()).topk(min(MOST_CHANNELS, len(energy)))
     return SiteStatistics(
@@ -108,7 +119,7 @@ def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any) -> SiteSt
         deviation_first=deviation[:, 0].mean().item(),
         mean_share=(mean.square() / x.square().mean(-1).clamp(min=1e-300)).mean().item(),
         channels=[Channel(channel, share) for channel, share in zip(channels.tolist(), shares.tolist(), strict=True)],
-        unexplained=1 - r_squared(frozen(x), norm(x)),
+        unexplained=1 - r_squared(frozen, norm(x)),
     )
 
 

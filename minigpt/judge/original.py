@@ -238,7 +238,8 @@ def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: 
 
 def _gradients(reference: Reference, truth: Truth) -> dict[str, Tensor]:
     host = reference.host
-    return gradients_of(host.model, gradient_texts(truth), host.embedding, host.prefix)
+    with reference.exactly():
+        return gradients_of(host.model, gradient_texts(truth), host.embedding, host.prefix)
 
 
 def _read_ours(truth: Truth, logits: list[Tensor]) -> None:

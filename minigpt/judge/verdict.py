@@ -128,7 +128,7 @@ class Judgement:
             device=str(truth.device), dtype=dtype_name(truth.dtype), attention=candidate.attention or truth.attention,
             versions=truth.versions, prompts=truth.described, built_in=truth.described == BUILT_IN,
             exact=candidate.is_exact, difference=candidate.difference, fit=candidate.fits, notes=candidate.notes,
-            bitwise=fields.Bitwise(error.largest == 0, error.largest),
+            bitwise=fields.Bitwise(error.largest == 0, error.largest) if error.count else None,
             coverage=fields.Coverage(longest, config.n_positions, len(read), config.vocab_size),
         )  # fmt: skip
 

@@ -375,7 +375,7 @@ class ParityFields(Fields):
         difference: why the candidate is another model by an option of opening, as int8 weights are.
         built_in: whether the prompts are the built-in texts.
         exact: whether the candidate claims to be the same model; an RMSNorm or int8 weights do not.
-        bitwise: our own loading and network, against transformers.
+        bitwise: our own loading and network, against transformers; None of another architecture, which is its own.
         logits, distribution, greedy: on the prompts and what transformers writes after them.
         decoding: the logits where both read a token at a time; its floor is at least that of whole texts.
         text: the logits on the windows of the text file, or of built-in texts.
@@ -407,7 +407,7 @@ class ParityFields(Fields):
     logits: LogitsError
     distribution: Distribution
     greedy: Greedy
-    bitwise: Bitwise
+    bitwise: Bitwise | None
     coverage: Coverage
     built_in: bool = False
     against: str | None = None

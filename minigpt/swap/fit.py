@@ -4,9 +4,9 @@ B batch, T tokens, C embedding.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -91,12 +91,11 @@ def fit_to(
     norms = {site: model.get_submodule(site) for site in targets}
     modes = [(part, part.training) for part in model.modules()]
     fittings = {site: Fitting(site, norm, targets[site]) for site, norm in norms.items()}
-    read: Callable[[Tensor], Any] = getattr(model, "hidden_states", model)  # without the head
     try:
         for site, fitting in fittings.items():
             model.set_submodule(site, fitting)
         model.train(False)
-        read(input_ids)
+        host_of(model).run(input_ids)
     finally:
         for site, norm in norms.items():
             model.set_submodule(site, norm)
