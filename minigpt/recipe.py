@@ -192,24 +192,35 @@ class Recipe:
             any_architecture: whether it may be another one than GPT-2. The model is transformers' own then.
         """
         from minigpt.checkpoint.contents import read_stable
-        from minigpt.checkpoint.pretrained import load_model
-        from minigpt.checkpoint.transformers_model import architecture_of
-        from minigpt.device import resolve_device, resolve_dtype
         from minigpt.engine import quantize_int8
-        from minigpt.swap import center_writers, fit_on_text
+        from minigpt.swap import fit_on_text
         from minigpt.swap.fit import require_fitted
 
         place = self.place()
-        if (architecture := architecture_of(place)) is not None:
-            if not any_architecture:
-                raise ConfigError(
-                    f"{self.source} is a {architecture}, and this needs a GPT-2; minigpt parity, perplexity and sites "
-                    "read other architectures, and transformers writes with them"
-                )
-            return self._opened_by_transformers(place, architecture)
         checkpoint, tokenizer, generation_fields = read_stable(place, _read_files)
+        if isinstance(checkpoint, str) and not any_architecture:
+            raise ConfigError(
+                f"{self.source} is a {checkpoint}, and this needs a GPT-2; minigpt parity, perplexity and sites read "
+                "other architectures, and transformers writes with them"
+            )
         if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
+        if isinstance(checkpoint, str):
+            model, sites = self._opened_by_transformers(place, checkpoint)
+        else:
+            model, sites = self._opened_as_ours(checkpoint)
+        fits: dict[str, Explained] = {}
+        if self.fit is not None and tokenizer is not None:
+            fits = fit_on_text(model, tokenizer, self.fit, sites)
+        require_fitted(model)
+        return Opened(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
+
+    def _opened_as_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
+        """Return the model with the recipe's norms, and the sites at which they stand."""
+        from minigpt.checkpoint.pretrained import load_model
+        from minigpt.device import resolve_device, resolve_dtype
+        from minigpt.swap import center_writers
+
         model = load_model(
             checkpoint, self._code_for(checkpoint), attention=self.attention, arithmetic=self.arithmetic,
             device=resolve_device("cpu" if self.quantize and self.device is None else self.device),
@@ -217,39 +228,22 @@ class Recipe:
         )  # fmt: skip
         if self.center:
             center_writers(model)
-        sites = self._swap_norms(model, checkpoint)
-        fits: dict[str, Explained] = {}
-        if self.fit is not None and tokenizer is not None:
-            fits = fit_on_text(model, tokenizer, self.fit, sites)
-        require_fitted(model)
-        return Opened(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
+        return model, self._swap_norms(model, checkpoint)
 
-    def _opened_by_transformers(self, place: Path, architecture: str) -> Opened:
-        """Return transformers' model of another architecture, with the recipe's norms."""
-        from minigpt.checkpoint.contents import Files
+    def _opened_by_transformers(self, place: Path, architecture: str) -> "tuple[Any, list[str]]":
+        """Return transformers' model of another architecture with the recipe's norms, and their sites."""
         from minigpt.checkpoint.transformers_model import load_with_transformers
         from minigpt.device import resolve_device, resolve_dtype
-        from minigpt.swap import fit_on_text, match_sites, swap_norms
-        from minigpt.swap.fit import require_fitted
-        from minigpt.tokenizer import Tokenizer
+        from minigpt.swap import match_sites, swap_norms
 
         of_gpt2 = {"center": self.center, "quantize": self.quantize, "arithmetic": self.arithmetic != "fast"}
         if name := next((name for name, is_set in of_gpt2.items() if is_set), None):
             raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
-        files = Files.at(place)
-        tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-        if self.fit is not None and tokenizer is None:
-            raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
         model: Any = load_with_transformers(
             place, attention=self.attention, dtype=resolve_dtype(self.dtype), device=resolve_device(self.device)
         )
         swapped = {site for pattern, norm in self.pairs() for site in swap_norms(model, norm, pattern, self.keep)}
-        sites = [site for site in match_sites(model, "*") if site in swapped]
-        fits: dict[str, Explained] = {}
-        if self.fit is not None and tokenizer is not None:
-            fits = fit_on_text(model, tokenizer, self.fit, sites)
-        require_fitted(model)
-        return Opened(model, tokenizer, sites, fits, {})
+        return model, [site for site in match_sites(model, "*") if site in swapped]
 
     def _code_for(self, checkpoint: "Checkpoint") -> "list[tuple[str, NormSpec]]":
         """Return the recipe's norms if config.json names one that is not registered, whose class they are."""
@@ -344,13 +338,13 @@ class Recipe:
         return words
 
 
-def _read_files(files: "Files") -> "tuple[Checkpoint, Tokenizer | None, dict[str, Any]]":
-    """Return what is in a checkpoint's files, each of which is read once."""
+def _read_files(files: "Files") -> "tuple[Checkpoint | str, Tokenizer | None, dict[str, Any]]":
+    """Return what is in a checkpoint's files, each of which is read once; its architecture if that is not GPT-2."""
     from minigpt.checkpoint.opened import read_checkpoint
     from minigpt.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-    checkpoint = read_checkpoint(files, tokenizer.id_count if tokenizer else 0)
+    checkpoint = files.architecture or read_checkpoint(files, tokenizer.id_count if tokenizer else 0)
     return checkpoint, tokenizer, files.generation_fields()
 
 

@@ -20,6 +20,7 @@ from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
 from minigpt.files import PARTIAL, as_path, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+MODEL_TYPE = "minigpt-gpt2"  # of a GPT-2 whose norms are not all LayerNorm
 SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
@@ -134,6 +135,12 @@ class Files:
             folder = place / inner
             del config[WEIGHTS_FIELD]
         return cls(place, folder, config)
+
+    @property
+    def architecture(self) -> str | None:
+        """The ``model_type`` of a model that is no GPT-2; None for a GPT-2."""
+        kind = (self.config or {}).get("model_type")
+        return kind if isinstance(kind, str) and kind not in ("gpt2", MODEL_TYPE) else None
 
     @property
     def has_tokenizer(self) -> bool:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
+from minigpt.checkpoint.contents import MODEL_TYPE
 from minigpt.errors import NormError, listing
 from minigpt.host import host_of
 from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import other_eps
 
-MODEL_TYPE = "minigpt-gpt2"
 ARCHITECTURE = "MiniGPT2LMHeadModel"
 OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json has beside a GPT-2's
 

@@ -9,15 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from minigpt.checkpoint.contents import Files
-from minigpt.checkpoint.norms import MODEL_TYPE
 from minigpt.errors import CheckpointError
-
-
-def architecture_of(place: Path) -> str | None:
-    """Return the ``model_type`` in config.json of a model that is no GPT-2; None for a GPT-2."""
-    kind = (Files.at(place).config or {}).get("model_type")
-    return kind if isinstance(kind, str) and kind not in ("gpt2", MODEL_TYPE) else None
 
 
 def load_with_transformers(

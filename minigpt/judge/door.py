@@ -13,7 +13,7 @@ from minigpt.checkpoint import Files, open_checkpoint
 from minigpt.checkpoint.contents import state_of, unchanged
 from minigpt.checkpoint.norms import PLAIN_FORM
 from minigpt.checkpoint.opened import only_dtype
-from minigpt.checkpoint.transformers_model import architecture_of, load_with_transformers, quiet_transformers
+from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.config import norm_sites
 from minigpt.device import resolve_dtype
 from minigpt.errors import GenerationError
@@ -26,6 +26,11 @@ __all__ = [
     "Source", "architecture_of", "check_prompt", "left_padded", "load_with_transformers", "open_source", "prompt_ids",
     "quiet_transformers", "raw_source", "state_of", "unchanged",
 ]  # fmt: skip
+
+
+def architecture_of(place: Path) -> str | None:
+    """Return the ``model_type`` of a model that is no GPT-2; None for a GPT-2."""
+    return Files.at(place).architecture
 
 
 class Source(NamedTuple):

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from minigpt.checkpoint.contents import known_files
 from minigpt.device import Progress, resolve_device, software, versions
 from minigpt.errors import RAISED, ConfigError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, write_atomically
 from minigpt.judge.original import Original, read_original
-from minigpt.model import GPT2
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import code_files, last_line
 from minigpt.norms.foreign.locate import locate as locate_code
@@ -147,7 +148,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     }  # fmt: skip
     if training is None:
         if study.metrics:
-            yield from _metrics(study.metrics, *swapped.open())
+            yield from _metrics(study.metrics, *swapped.opened(any_architecture=True)[:2])
         return
     from minigpt.study.training import arguments, finetune, optimizer_facts
 
@@ -212,7 +213,7 @@ def _protocol(study: Study, cell: Cell) -> CellRow:
     return {"texts": texts, "versions": versions(resolve_device(study.device)) | software(*PACKAGES)}
 
 
-def _metrics(metrics: list[str], model: GPT2, tokenizer: Tokenizer | None) -> Iterator[CellRow]:
+def _metrics(metrics: list[str], model: nn.Module, tokenizer: Tokenizer | None) -> Iterator[CellRow]:
     """Yield the figures of the user's functions, all that are known each time, and the reason if one has none."""
     figures: dict[str, float | None] = {}
     for metric in metrics:

@@ -17,21 +17,20 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
 
-import torch
-
 from minigpt import norms
 from minigpt.checkpoint import open_checkpoint
+from minigpt.checkpoint.norms import Pairs
 from minigpt.choices import KEEP, check_option
 from minigpt.device import resolve_device, software
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json, read_text
-from minigpt.model import GPT2
+from minigpt.judge.door import architecture_of, open_source
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import code_files
 from minigpt.norms.foreign.locate import locate as locate_code
 from minigpt.recipe import Recipe
 from minigpt.study.schedule import MERGE, Schedule, parse_schedule
-from minigpt.swap import match_sites
+from minigpt.swap.sites import matching
 
 PACKAGES = ("transformers", "accelerate", "peft")
 OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with
@@ -109,6 +108,8 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
     check_option("train", training.train, ("all", "norms"))
     if training.train == "norms" and training.lora is not None:
         raise ConfigError("trains adapters and train='norms' the norms only; give one of the two", argument="lora")
+    if architecture := architecture_of(recipe.place()):
+        raise ConfigError(f"trains a GPT-2, and {recipe.source} is a {architecture}", argument="model")
     if recipe.quantize is not None:
         raise ConfigError("makes weights that cannot be trained", argument="quantize")
     for text in filter(None, (training.text, training.eval_text)):
@@ -118,9 +119,8 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
         if training.schedule is not None:
             raise ConfigError("needs a norm to swap in, other than the model's own", argument="schedule")
         return Schedule({})
-    shape = shape_of(recipe)
-    schedule, sites = parse_schedule(training.schedule, shape.norm_sites()), match_sites(shape, recipe.sites)
-    steps = {site: step for site, step in schedule.steps.items() if site in sites}
+    schedule, chosen = parse_schedule(training.schedule, open_source(recipe.place()).sites), chosen_sites(recipe)
+    steps = {site: step for site, step in schedule.steps.items() if site in chosen}
     if not steps:
         raise NormError(
             f"has no stage for a site of {', '.join(recipe.sites)}; leave it out, or add one", argument="schedule"
@@ -162,23 +162,32 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         raise ConfigError(f"must be of type {inspect.formatannotation(kind)}, got {value!r:.100}", argument=name)
 
 
-def shape_of(recipe: Recipe) -> GPT2:
-    """Return the recipe's model without values, after a trial of its norm.
+def chosen_sites(recipe: Recipe) -> set[str]:
+    """Return the recipe's sites, after a trial of its norm.
 
     Raises:
         CheckpointError: if the model cannot be read.
-        NormError: if the norm cannot be built.
+        NormError: if the norm cannot be built, or a pattern matches no site.
     """
-    config = open_checkpoint(recipe.place()).config
+    source = open_source(recipe.place())
     for _, norm in recipe.pairs():
-        norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon, keep=recipe.keep)
-    with torch.device("meta"):
-        return GPT2(config)
+        norms.build(norm, source.shape.n_embd, keep=recipe.keep)
+    return {site for pattern in recipe.sites for site in matching(pattern, source.sites)}
+
+
+def _own_norms(recipe: Recipe) -> Pairs:
+    """Return the norms that the checkpoint's config.json names, by patterns of sites."""
+    return [] if architecture_of(recipe.place()) else open_checkpoint(recipe.place()).norms
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    """Return whether the model is a GPT-2 whose norms are LayerNorm."""
+    return not _own_norms(recipe) and architecture_of(recipe.place()) is None
 
 
 def _names_code(recipe: Recipe) -> bool:
     """Return True if a norm of the checkpoint is code, which the recipe must name for the model to be opened."""
-    return not all(is_registered(norm) for _, norm in open_checkpoint(recipe.place()).norms)
+    return not all(is_registered(norm) for _, norm in _own_norms(recipe))
 
 
 @dataclass(frozen=True)
@@ -192,7 +201,7 @@ class Cell:
     def settings(self) -> CellRow:
         """Return all settings by name, as values of JSON."""
         recipe = self.recipe
-        norm = recipe.norm or (OWN if open_checkpoint(recipe.place()).norms else LAYER_NORM)
+        norm = recipe.norm or (LAYER_NORM if _is_plain(recipe) else OWN)
         settings = {"model": str(recipe.source), "norm": norm, "sites": ",".join(recipe.sites), "seed": self.seed}
         settings |= {name: getattr(recipe, name) for name in (*AXES, "device", "revision")}
         settings["keep"] = ",".join(recipe.keep) or "none"
@@ -241,8 +250,7 @@ class Study:
         without = {"residual_loss": sorted({0.0, *tuning["residual_loss"]})} if "residual_loss" in tuning else {}
         cells = list[Cell]()
         for model in self.models:
-            is_plain = not open_checkpoint(Recipe(model, revision=self.revision).place()).norms
-            controls = {OWN, LAYER_NORM} if is_plain else {OWN}
+            controls = {OWN, LAYER_NORM} if _is_plain(Recipe(model, revision=self.revision)) else {OWN}
             for norm in self.norms if not tuning or controls & {*self.norms} else [OWN, *self.norms]:
                 is_control = norm in controls
                 lists = axes | (without if is_control else {})
@@ -306,7 +314,7 @@ def read_study(file: Path) -> Study:
             raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
         locate_code(metric)
     for cell in study.cells():
-        match_sites(shape_of(cell.recipe), cell.recipe.sites)
+        chosen_sites(cell.recipe)
         if cell.training is not None:
             checked_schedule(cell.recipe, cell.training)
     return study
