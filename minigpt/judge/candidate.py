@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     """
 
     logits: Float[Tensor, "seq vocab"]
-    outputs: Mapping[str, Float[Tensor, "seq embd"]] = {}
+    outputs: Mapping[str, Float[Tensor, "seq *rows"]] = {}
 
 
 class Candidate:
@@ -109,7 +109,7 @@ class Candidate:
             )
         return logits.to(self.truth.device)[0, sample.compared]
 
-    def normalize(self, site: str, x: Float[Tensor, "1 seq embd"]) -> Float[Tensor, "1 seq embd"] | None:
+    def normalize(self, site: str, x: Float[Tensor, "1 seq *rows"]) -> Float[Tensor, "1 seq *rows"] | None:
         """Return the output of the norm at a site."""
         return None
 
@@ -155,10 +155,11 @@ class FileCandidate(Candidate):
             raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
         self.tensors = {name: x for name, x in tensors.items() if not name.startswith("ids.")}
         size, width = truth.config.vocab_size, truth.config.n_embd
-        shapes: dict[str, list[tuple[int, int]]] = {}
+        shapes: dict[str, list[tuple[int, ...]]] = {}
         for n, sample in enumerate(truth.samples):
             shapes[f"logits.{n}"] = [(len(sample.ids), size), (len(sample.truth), size)]
             shapes |= {f"{place}.{n}": [(len(sample.ids), width)] for place in (*truth.sites, *truth.blocks)}
+            shapes |= {f"{site}.{n}": [tuple(x.shape)] for site, x in sample.inputs.items()}
             if f"logits.{n}" not in self.tensors:
                 raise CheckpointError(f"{file} has no logits.{n}, the logits for ids.{n}")
         for name, x in self.tensors.items():

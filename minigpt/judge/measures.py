@@ -59,12 +59,12 @@ class RowDistance:
     count: int = 0
     squares: float = 0.0
 
-    def add(self, value: Float[Tensor, "seq embd"], truth: Float[Tensor, "seq embd"]) -> None:
+    def add(self, value: Float[Tensor, "*rows embd"], truth: Float[Tensor, "*rows embd"]) -> None:
         """Count rows of equal shape."""
         truth = truth.double()
-        errors, sizes = (value.double() - truth).square().sum(-1), truth.square().sum(-1)  # (T)
+        errors, sizes = (value.double() - truth).square().sum(-1), truth.square().sum(-1)  # (*rows)
         self.squares += float(torch.where(errors == 0, 0, errors / sizes).sum())
-        self.count += len(truth)
+        self.count += sizes.numel()
 
     @property
     def relative(self) -> float:

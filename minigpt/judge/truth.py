@@ -186,7 +186,7 @@ class Truth:
             return None
         return self.tokenizer.decode(ids)
 
-    def true_outputs(self, sample: Sample) -> dict[str, Float[Tensor, "seq embd"]]:
+    def true_outputs(self, sample: Sample) -> dict[str, Float[Tensor, "seq *rows"]]:
         """Return the true output of every norm, and the residual stream after every block."""
         norms = {site: self.norms[site](x) for site, x in sample.inputs.items() if site in self.norms}
         return norms | sample.outputs

@@ -1,0 +1,207 @@
+"""The judge of other architectures: the sites are the modules of transformers' model, and faults are named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import minigpt
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 40,
+}  # fmt: skip
+GROUPED = SIZES | {"num_key_value_heads": 2}
+OF_BLOOM = {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+CONFIGS: dict[str, tuple[Any, str, str]] = {  # the config, the norm of its sites, and a site
+    "llama": (transformers.LlamaConfig(**GROUPED), "rms", "model.layers.1.input_layernorm"),
+    "mistral": (transformers.MistralConfig(**GROUPED), "rms", "model.layers.1.post_attention_layernorm"),
+    "qwen2": (transformers.Qwen2Config(**GROUPED), "rms", "model.norm"),
+    "qwen3": (transformers.Qwen3Config(**GROUPED, head_dim=8), "rms", "model.layers.1.self_attn.q_norm"),
+    "gemma": (transformers.GemmaConfig(**GROUPED, head_dim=8), "rms", "model.layers.0.input_layernorm"),
+    "gemma2": (transformers.Gemma2Config(**GROUPED, head_dim=8), "rms", "model.layers.1.pre_feedforward_layernorm"),
+    "gemma3": (transformers.Gemma3TextConfig(**GROUPED, head_dim=8), "rms", "model.layers.1.self_attn.k_norm"),
+    "phi": (transformers.PhiConfig(**SIZES), "fused", "model.final_layernorm"),
+    "olmo": (transformers.OlmoConfig(**SIZES), "fused", "model.layers.1.input_layernorm"),
+    "olmo2": (transformers.Olmo2Config(**SIZES), "rms", "model.layers.1.post_feedforward_layernorm"),
+    "pythia": (transformers.GPTNeoXConfig(**SIZES), "fused", "gpt_neox.layers.1.input_layernorm"),
+    "opt": (
+        transformers.OPTConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
+                               max_position_embeddings=40, word_embed_proj_dim=32),
+        "fused", "model.decoder.layers.1.final_layer_norm",
+    ),
+    "bloom": (transformers.BloomConfig(**OF_BLOOM), "fused", "transformer.word_embeddings_layernorm"),
+    "falcon": (transformers.FalconConfig(**SIZES), "fused", "transformer.h.1.input_layernorm"),
+    "stablelm": (transformers.StableLmConfig(**SIZES, num_key_value_heads=4), "fused", "model.norm"),
+}  # fmt: skip
+FEW = ["qwen3", "pythia"]
+EVERY = [pytest.param(name, marks=() if name in FEW else pytest.mark.thorough) for name in CONFIGS]
+PROMPTS = [[5, 17, 3, 80, 41, 9], [60, 2, 2, 33]]
+
+
+def model_of(name: str) -> Any:
+    """A model with random weights, every norm of which has a scale and shift of its own."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name][0]).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3) if parameter.ndim > 1 else parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function of an architecture's name that returns the folder of its model."""
+    root = tmp_path_factory.mktemp("architectures")
+
+    def save(name: str) -> Path:
+        if not (root / name).exists():
+            model_of(name).save_pretrained(root / name)
+        return root / name
+
+    return save
+
+
+class WrongEps(nn.Module):
+    """An RMSNorm with an eps of its own."""
+
+    exact = "rms_norm"
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, 0.5)
+
+
+class WithoutOne(nn.Module):
+    """Gemma's norm without the 1 of 1 + weight."""
+
+    exact = "rms_norm"
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight - 1, 1e-6)
+
+
+def judged(original: minigpt.Original, **options: Any) -> minigpt.ParityReport:
+    return original.judge(device="cpu", **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", EVERY)
+def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: str, folder: Any) -> None:
+    _, right, site = CONFIGS[name]
+    original = minigpt.Original(folder(name), dtype=dtype, device="cpu", prompts=PROMPTS, max_new_tokens=4)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder(name))
+    norms = [path for path, module in model.named_modules() if "norm" in type(module).__name__.lower()]
+    assert {*original.sites} == {*norms}
+    report = judged(original, norm=right)
+    assert report.outcome == "PASS", report.reasons
+    assert report.logits.ratio < 1.5
+    assert report.missing == []
+    other = judged(original, norm="fused" if right == "rms" else "rms", sites=site)
+    assert (other.outcome, other.difference) == (
+        "DIFFERENT", "fused is not an RMSNorm" if right == "rms" else "rms is not a LayerNorm",
+    )  # fmt: skip
+    assert other.first_off is not None
+    assert other.first_off.place == site
+    if right == "rms":
+        wrong = judged(original, norm=WrongEps, sites=site)
+        assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)
+
+
+@pytest.mark.parametrize("name", ["gemma", pytest.param("gemma3", marks=pytest.mark.thorough)])
+def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name: str, folder: Any) -> None:
+    original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS, max_new_tokens=2)
+    report = judged(original, norm="rms")
+    assert report.passed
+    assert report.notes == ["the sites multiply by 1 + weight; the new norms' weight is that sum"]
+    site = CONFIGS[name][2]
+    wrong = judged(original, norm=WithoutOne, sites=site)
+    assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)
+
+
+def test_the_kl_divergence_is_that_of_transformers_alone(folder: Any) -> None:
+    place = folder("pythia")
+    original = minigpt.Original(place, device="cpu", prompts=PROMPTS, max_new_tokens=0)
+    report = judged(original, norm="rms")
+    exact = transformers.AutoModelForCausalLM.from_pretrained(place).double().eval()
+    swapped = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
+    minigpt.swap_norms(swapped, "rms")
+    total = tokens = 0.0
+    with torch.no_grad():
+        for prompt in PROMPTS:
+            p = exact(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+            q = swapped(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+            total, tokens = total + float((p.exp() * (p - q)).sum()), tokens + len(prompt)
+    assert report.distribution.kl_mean == pytest.approx(total / tokens, abs=1e-9)
+    assert report.distribution.kl_mean > 1e-4
+
+
+def test_a_record_is_judged_by_outputs_that_transformers_wrote(folder: Any, tmp_path: Path) -> None:
+    place, record, outputs = folder("qwen3"), tmp_path / "record.safetensors", tmp_path / "outputs.safetensors"
+    minigpt.Original(place, device="cpu", prompts=PROMPTS, max_new_tokens=2, gradients=True).save(record)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
+    with safe_open(record, "pt") as stored, torch.no_grad():
+        ids = {name: stored.get_tensor(name) for name in stored.keys() if name.startswith("ids.")}  # noqa: SIM118
+        logits = {f"logits.{name[4:]}": model(x[None]).logits[0] for name, x in ids.items()}
+    save_file(logits, outputs)
+    original = minigpt.Original.load(record)
+    assert original.judge_outputs(outputs).passed
+    save_file(logits | {"logits.1": logits["logits.1"] + 1e-3}, outputs)
+    assert not original.judge_outputs(outputs).passed
+    assert original.judge(norm="rms", gradients=True).passed
+
+
+def test_a_model_that_the_caller_holds(folder: Any) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval()
+    options: dict[str, Any] = dict(against=folder("pythia"), prompts=PROMPTS, max_new_tokens=2)
+    calls = []
+    model.gpt_neox.final_layer_norm.register_forward_hook(lambda *_: calls.append(1))
+    report = minigpt.parity(model, gradients=True, **options)
+    assert report.passed
+    assert report.gradients is not None
+    assert max(row.ratio for row in report.gradients) < 2
+    assert calls
+    model.gpt_neox.layers[1].input_layernorm.eps = 0.5
+    report = minigpt.parity(model, **options)
+    assert report.first_off is not None
+    assert report.first_off.place == "gpt_neox.layers.1.input_layernorm"
+
+
+def test_removal_and_bisection_swap_site_after_site(folder: Any) -> None:
+    options: dict[str, Any] = dict(norm="rms", prompts=PROMPTS, max_new_tokens=0, device="cpu")
+    report = minigpt.parity(folder("pythia"), remove=True, budget="kl=10", **options)
+    assert report.removal is not None
+    assert {step.site for step in report.removal.steps} == {*minigpt.norm_sites(model_of("pythia"))}
+    site = "model.layers.1.self_attn.q_norm"
+    norms = {"*": "rms", site: WrongEps}
+    report = minigpt.parity(folder("qwen3"), bisect=True, **options | {"norm": norms})
+    assert report.bisect is not None
+    assert report.bisect.sites == [site]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quantize": "int8"}, "quantize is for a GPT-2, and .* is a qwen3"),
+        ({"center": True, "norm": "rms"}, "center is for a GPT-2, and .* is a qwen3"),
+        ({"norm": "rms", "sites": "ln_f"}, r"no norm site matches 'ln_f'; the sites are model\.layers\.0"),
+    ],
+)
+def test_what_is_for_gpt2_alone_is_refused_in_one_sentence(options: dict[str, Any], words: str, folder: Any) -> None:
+    with pytest.raises(minigpt.MiniGPTError, match=words):
+        minigpt.parity(folder("qwen3"), prompts=PROMPTS, max_new_tokens=0, device="cpu", **options)
+    with pytest.raises(minigpt.MiniGPTError, match="is a qwen3, and this needs a GPT-2"):
+        minigpt.from_pretrained(folder("qwen3"))
