@@ -29,12 +29,18 @@ __all__ = ["assert_norm_parity", "assert_parity", "norm_cases"]
 
 
 def assert_norm_parity(
-    norm: NormSpec, *, cases: str | Iterable[str] = "*", device: str | torch.device | None = None, seed: int = 0
+    norm: NormSpec,
+    *,
+    kind: str | None = None,
+    cases: str | Iterable[str] = "*",
+    device: str | torch.device | None = None,
+    seed: int = 0,
 ) -> None:
-    """Assert that ``norm`` is a LayerNorm at every dtype, as ``minigpt.conformance.check_norm`` judges it.
+    """Assert that ``norm`` is a LayerNorm, or an RMSNorm, at every dtype, as ``conformance.check_norm`` judges it.
 
     Args:
         norm: a norm, as ``minigpt.norms.build`` takes it: a class, a registered name, "package.module:Name", ...
+        kind: "layer_norm" or "rms_norm"; None for what the norm claims, a LayerNorm if it claims neither.
         cases: one or more shell-style patterns for names and groups of cases: "float16, *", "gradients".
         device: where to run it; CUDA by default if there is one, else the CPU.
         seed: of the rows and weights.
@@ -45,7 +51,7 @@ def assert_norm_parity(
         ConfigError: if the device is unknown or absent.
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
-    report = check_norm(norm, cases=cases, device=device, seed=seed)
+    report = check_norm(norm, kind=kind, cases=cases, device=device, seed=seed)
     if not report.passed:
         raise AssertionError(str(report))
 

@@ -1,4 +1,4 @@
-"""minigpt norms: list the norms, or check whether one is a LayerNorm."""
+"""minigpt norms: list the norms, or check whether one is a LayerNorm or an RMSNorm."""
 
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from minigpt.errors import ConfigError
 def norms(
     *,
     check: str | None = None,
+    kind: Annotated[str | None, typer.Option("--as")] = None,
     dtype: str = "float32",
     every_case: Annotated[bool, typer.Option("--all")] = False,
     html: OutFile = None,
@@ -20,10 +21,11 @@ def norms(
     seed: int | None = None,
     json: Json = False,
 ) -> None:
-    """List the registered norms, or check whether one is a LayerNorm.
+    """List the registered norms, or check whether one is a LayerNorm or an RMSNorm.
 
     Args:
         check: Run the conformance kit on this norm; no model is needed.
+        kind: Judge it as a layer_norm or an rms_norm; by default as what it claims to be, or else as a layer_norm.
         dtype: The dtype that verdict and exit status are about.
         every_case: Print every case of --check.
         seed: Of the rows and weights of --check; a fresh one by default, which the report prints.
@@ -33,14 +35,15 @@ def norms(
         minigpt norms
         minigpt norms --check my_norm.py:MyNorm
 
-        Exit status of --check: 0 the norm is a LayerNorm at --dtype, 1 it is not, 2 it could not be judged.
+        Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
     from minigpt.device import resolve_dtype
     from minigpt.norms import available
+    from minigpt.norms.registry import KINDS
 
     if check is None:
-        if device is not None or html is not None or every_case or seed is not None:
-            raise ConfigError("--device, --all, --html and --seed are for --check NAME")
+        if every_case or any(value is not None for value in (kind, device, html, seed)):
+            raise ConfigError("--as, --device, --all, --html and --seed are for --check NAME")
         known = available()
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
@@ -51,8 +54,10 @@ def norms(
     from minigpt.conformance.summary import conformance_page, conformance_summary
 
     resolve_dtype(dtype)
+    if kind not in (None, *KINDS):
+        raise ConfigError(f"--as must be {' or '.join(KINDS)}, got {kind!r}")
     with progress(lines=True) as say:
-        report = check_norm(check, device=device, progress=say, seed=seed)
+        report = check_norm(check, kind=kind, device=device, progress=say, seed=seed)
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, part: str = "") -> Outcome:
-    """Compare two tensors that should be equal. Two NaNs are equal in exact comparisons only.
+    """Compare two tensors that should be equal. A NaN equals nothing.
 
     Args:
         expected: as many elements as ``value``, or those of its first rows, which it repeats.
@@ -63,8 +63,7 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
     b, wrong, largest, worst = expected.double().flatten(), [], -1.0, (0.0, 0.0)
     for piece in value.flatten().split(len(b)):
         a, b, bound = piece.double(), b[: len(piece)], bound[: len(piece)]
-        is_repeated = a.isnan() & b.isnan() & (bound == 0)
-        error = torch.where((a == b) | is_repeated, 0.0, (a - b).abs())  # infinities may be equal
+        error = torch.where(a == b, 0.0, (a - b).abs())  # infinities may be equal
         ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
         index = int(ratio.argmax())
         if ratio[index] > largest:
@@ -104,11 +103,16 @@ def pattern_of(name: str, wrong: Tensor) -> str:
 
 @dataclasses.dataclass
 class Built:
-    """A norm that is built, in eval mode, with its weights."""
+    """A norm that is built, in eval mode, with its weights.
+
+    While it runs, no truth is in memory, where its code could look for it: a case computes the truth after its last
+    call.
+    """
 
     module: Any
     eps: float
     name: str
+    centers: bool  # whether it should subtract the mean: a LayerNorm does, an RMSNorm does not
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -122,9 +126,10 @@ class Built:
         return self.module.norm if isinstance(self.module, AdaptedNorm) else self.module
 
     @property
-    def is_completed(self) -> bool:
-        """True if scale or shift are applied to what the module has rounded."""
-        return isinstance(self.module, AdaptedNorm) and (self.module.multiplies or self.module.adds)
+    def rounds_row(self) -> bool:
+        """True if scale or shift may be applied to a rounded row: beside the module, or in an RMSNorm like Llama's."""
+        is_completed = isinstance(self.module, AdaptedNorm) and (self.module.multiplies or self.module.adds)
+        return is_completed or not self.centers
 
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
         """Return the norm of ``x``, in the dtype of ``x`` or one of ``dtypes``.
@@ -132,6 +137,7 @@ class Built:
         Raises:
             NormError: if the norm raises, or returns another shape or dtype.
         """
+        x.new_full(x.shape, torch.nan)  # then memory that it does not write holds NaN, and no earlier result
         try:
             with naming(self.foreign, f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
                 y = self.module(x)
@@ -155,27 +161,32 @@ class Built:
         return False
 
     def by_pytorch(self, x: Tensor) -> Tensor:
-        """Return PyTorch's own LayerNorm of ``x``, with scale and shift where the module has them."""
+        """Return PyTorch's own norm of ``x``, with scale and shift where the module has them."""
         adapted = self.module if isinstance(self.module, AdaptedNorm) else None
         weight = None if adapted and adapted.multiplies else self.module.weight
         bias = None if adapted and adapted.adds else self.module.bias
-        y = F.layer_norm(x, self.module.weight.shape, weight, bias, self.eps)
+        if self.centers:
+            y = F.layer_norm(x, self.module.weight.shape, weight, bias, self.eps)
+        else:
+            y = F.rms_norm(x, self.module.weight.shape, weight, self.eps)
+            y = y if bias is None else y + bias
         return adapted.completed(y) if adapted else y
 
-    def compared(self, x: Tensor, what: str = "") -> Outcome:
-        """Compare the norm of ``x`` with the truth."""
-        values, bound = self.truth(x)  # before the norm, which may write into its input
-        return compare(what, self(x), values, bound)
+    def compared(self, inputs: Iterable[tuple[str, Tensor]]) -> list[Outcome]:
+        """Compare the norm of each input with the truth. One may be an earlier one whose numbers have changed."""
+        calls = [(what, x.clone(), self(x).clone()) for what, x in inputs]  # it may write into its input
+        return [compare(what, y, *self.truth(x)) for what, x, y in calls]
 
     def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
-        """Return LayerNorm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
-        roundings = 3 if self.is_completed else roundings
-        return truth(first_rows(x), self.module.weight, self.module.bias, self.eps, roundings=roundings)
+        """Return the norm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
+        how: dict[str, Any] = {"centers": self.centers, "roundings": 3 if self.rounds_row else roundings}
+        return truth(first_rows(x), self.module.weight, self.module.bias, self.eps, **how)
 
     def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
         """Return the gradients of that for an incoming ``dy``, by name."""
         rows = x[..., 0].numel()
-        return gradient_truth(first_rows(x), self.module.weight, self.eps, first_rows(dy), rows=rows)
+        x, dy = first_rows(x), first_rows(dy)
+        return gradient_truth(x, self.module.weight, self.eps, dy, centers=self.centers, rows=rows)
 
 
 def first_rows(x: Tensor) -> Tensor:
@@ -191,12 +202,14 @@ class Subject:
         norm: what ``norms.build`` takes.
         device: where it is built and runs.
         seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
+        centers: whether it should subtract the mean.
     """
 
     norm: norms.NormSpec
     device: torch.device
     seed: int = 0
     purpose: str = ""
+    centers: bool = True
 
     def __post_init__(self) -> None:
         self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
@@ -204,7 +217,7 @@ class Subject:
 
     def drawing_for(self, purpose: str) -> "Subject":
         """Return the same norm with random numbers for this purpose."""
-        return Subject(self.norm, self.device, self.seed, purpose)
+        return dataclasses.replace(self, purpose=purpose)
 
     def candidate(
         self,
@@ -232,7 +245,7 @@ class Subject:
         module.weight = nn.Parameter(self.put(scale, dtype))
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
-            return Built(module.to(device=self.device, dtype=dtype).eval(), eps, self.name)
+            return Built(module.to(device=self.device, dtype=dtype).eval(), eps, self.name, self.centers)
 
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
         """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""

@@ -18,7 +18,8 @@ from minigpt.device import DTYPES, Progress, Steps, full_products, require_value
 from minigpt.errors import RAISED, NormError
 from minigpt.files import finite
 from minigpt.norms import NormSpec, notes
-from minigpt.norms.registry import require_on
+from minigpt.norms.build import claim_of
+from minigpt.norms.registry import KINDS, require_on
 from minigpt.watch import watched
 
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
@@ -34,6 +35,7 @@ class ConformanceReport:
     """Every case of one norm, and the names of its mistakes."""
 
     norm: str
+    kind: str  # what it was judged as: "layer_norm" or "rms_norm"
     device: str
     eps: float
     seed: int
@@ -49,7 +51,7 @@ class ConformanceReport:
 
     @cached_property
     def dtypes(self) -> dict[str, bool]:
-        """Whether the norm is a LayerNorm at each dtype. A dtype that no case judged is absent."""
+        """Whether the norm is of its kind at each dtype. A dtype that no case judged is absent."""
         return {dtype: all(passed) for dtype in DTYPES if (passed := self._passed(dtype))}
 
     @cached_property
@@ -66,8 +68,8 @@ class ConformanceReport:
             reasons = (case.refused[dtype] for case in self.cases if dtype in case.refused)
             return f"not judged: {next(reasons, 'no case was asked at it')}"
         if failed := passed.count(False):
-            return f"not a LayerNorm: {failed} of {len(passed)} cases fail"
-        return f"a LayerNorm: {len(passed)} of {len(passed)} cases pass"
+            return f"not {KINDS[self.kind]}: {failed} of {len(passed)} cases fail"
+        return f"{KINDS[self.kind]}: {len(passed)} of {len(passed)} cases pass"
 
     @cached_property
     def failures(self) -> list[CaseResult]:
@@ -94,7 +96,7 @@ class ConformanceReport:
     def __str__(self) -> str:
         """Return the verdict, the diagnoses and the failed cases, a line each."""
         wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
-        judgement = "is a LayerNorm" if self.passed else f"is not a LayerNorm at {wrong}"
+        judgement = f"is {KINDS[self.kind]}" if self.passed else f"is not {KINDS[self.kind]} at {wrong}"
         counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
         lines = [*(f"diagnosis: {diagnosis}" for diagnosis in self.diagnoses), *map(str, self.failures)]
         return "\n  ".join([f"{self.norm} {judgement} on {self.device}: {counted}", *lines])
@@ -103,6 +105,7 @@ class ConformanceReport:
 def check_norm(
     norm: NormSpec,
     *,
+    kind: str | None = None,
     device: str | torch.device | None = None,
     progress: Progress | None = None,
     cases: str | Iterable[str] = "*",
@@ -110,18 +113,21 @@ def check_norm(
 ) -> ConformanceReport:
     """Judge whether ``norm`` is a LayerNorm with GPT-2's eps: (x - mean) / sqrt(var + 1e-5) * weight + bias.
 
+    Or, as ``kind`` says, an RMSNorm: x / sqrt(mean(x^2) + 1e-5) * weight, and + bias if the model has one.
+
     Needs no model. Every case measures the norm's error against float64 on the same input. The bound is what rounding
     can add in a correct norm. If a case fails, probes look for the mistake, by inputs and outputs only. TF32 is off.
 
     Args:
         norm: a norm, as ``norms.build`` takes it. One that is registered as inexact is expected to fail.
+        kind: "layer_norm" or "rms_norm"; None for what the norm claims, a LayerNorm if it claims neither.
         device: where to run it; CUDA by default if there is one, else the CPU.
         progress: called with the name of each group of cases when it begins, and the share of groups done.
         cases: one or more shell-style patterns for names and groups of cases ("values", "gradients*").
         seed: of the rows and weights; None draws one, which the report has, so that a norm cannot know its rows.
 
     Raises:
-        NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case matches.
+        NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case or kind matches.
         ConfigError: if the device is unknown or absent.
     """
     import torch._dynamo as dynamo
@@ -131,7 +137,11 @@ def check_norm(
     chosen = _matching(cases)
     groups = list(dict.fromkeys(case.group for case in chosen))
     begin = Steps(progress, total=len(groups) + 1)
-    subject = Subject(norm, device, secrets.randbelow(2**31) if seed is None else seed)
+    kind = claim_of(norm) or "layer_norm" if kind is None else kind
+    if kind not in KINDS:
+        raise NormError(f"the kind of a norm must be {' or '.join(KINDS)}, got {kind!r}")
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    subject = Subject(norm, device, seed, centers=kind == "layer_norm")
     unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
     results: list[CaseResult] = []
     with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings(), watched() as changes:
@@ -150,7 +160,7 @@ def check_norm(
             mistakes = diagnoses(subject, results)
     require_on(norm, device)
     remarks += [f"it changes the process: {', '.join(changes)}"] * bool(changes)
-    return ConformanceReport(subject.name, str(device), EPS, subject.seed, software(), remarks, results, mistakes)
+    return ConformanceReport(subject.name, kind, str(device), EPS, seed, software(), remarks, results, mistakes)
 
 
 def second_derivatives(subject: Subject) -> list[str]:

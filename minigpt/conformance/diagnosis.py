@@ -33,7 +33,7 @@ BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 UNSTEADY = {
     "same input, same output": "it answers differently from call to call",
     "same input, same output, in training": "it answers differently from call to call, in training",
-    "calls are independent": "it computes with what an earlier call of this shape left",
+    "calls are independent": "it remembers an earlier input",
 }
 CALLS = {
     "input left as it was": "it modifies its input",
@@ -103,11 +103,12 @@ def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
 def mistakes_of(subject: Subject, results: Results) -> Mistakes:
     """Return the mistakes of a norm: of its calls, its outputs and its gradients, and what it raises."""
     wrong = {case.name: case for case in results if case.wrong_at}
+    numbers = {name for name, case in wrong.items() if not math.isnan(case.worst.error or 0)}  # a NaN tells nothing
     for name in UNSTEADY:
-        if name in wrong:
+        if name in numbers:
             return [(UNSTEADY[name], wrong[name].wrong_at)]  # it has no formula
-    mistakes = [(CALLS[name], wrong[name].wrong_at) for name in CALLS if name in wrong]
-    rest = [case for case in wrong.values() if case.name not in CALLS]
+    mistakes = [(CALLS[name], wrong[name].wrong_at) for name in CALLS if name in numbers]
+    rest = [case for case in wrong.values() if not (case.name in CALLS and case.name in numbers)]
     ordinary_at = wrong[ORDINARY.name].wrong_at if ORDINARY.name in wrong else set[str]()
     if "float32" in ordinary_at:
         mistakes += of_outputs(subject, "float32", rest, results)
@@ -244,7 +245,8 @@ def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]
     y = ask(subject, x, scale, shift, dtype)
     x, y = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, y))  # (B, T, C)
     limit = LIMIT + 2 * PRECISIONS[dtype].result
-    return best(((names, distance(y, formula(x, scale, shift, parts))) for names, parts in with_few(TABLES)), limit)
+    choices = with_few(TABLES[subject.centers])
+    return best(((names, distance(y, formula(x, scale, shift, parts))) for names, parts in choices), limit)
 
 
 def with_few(tables: Sequence[Mapping[str, Any]], most: int = 2) -> list[tuple[list[str], list[Any]]]:
@@ -269,7 +271,7 @@ def best(formulas: Iterable[tuple[list[str], float]], limit: float) -> list[str]
 def precision(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return whether a norm computes in too few bits.
 
-    It does so if its rows are about LayerNorm's and all fit a narrower dtype, or are off by some roundings in half
+    It does so if its rows are about right and all fit a narrower dtype, or are off by some roundings in half
     precision.
     """
     x = subject.put(ordinary(64, 64, subject.generator), dtype).cpu().double()
@@ -277,7 +279,8 @@ def precision(subject: Subject, dtype: torch.dtype) -> list[str]:
     narrower = [other for other in PRECISIONS if PRECISIONS[other].result > u]
     is_narrow = any(torch.equal(y.to(other).double(), y) for other in narrower)
     allowed = 0.1 if is_narrow else 4 * u * (dtype in HALVES)
-    return [f"it computes in too few bits for {dtype_name(dtype)} input"] * (distance(y, true_norm(x)) <= allowed)
+    is_right = distance(y, true_norm(x, subject.centers)) <= allowed
+    return [f"it computes in too few bits for {dtype_name(dtype)} input"] * is_right
 
 
 def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
@@ -292,7 +295,7 @@ def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
     changed = (ask(subject, moved, dtype=dtype) != y).any(0)  # (C,)
     group = int(changed.sum())
     if group < 64 and changed[:group].all():
-        by_itself = "each value is computed by itself, without the mean and the deviation of its row"
+        by_itself = "each value is computed by itself, without the statistics of its row"
         return [by_itself if group < 2 else f"each {group} of the 64 values of a row are normalized by themselves"]
     is_mixed = distance(torch.cat([ask(subject, row, dtype=dtype) for row in x.split(1)]), y) > 1e-3
     return ["a row depends on its batch"] * is_mixed
@@ -306,7 +309,7 @@ def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:
     scaled = distance(ask(subject, x, 2.0, 3.0, dtype), 2 * y + 3)
     shows = {
         "the mean is not subtracted, or not whole: a shift of the row changes the result":
-            drift.mean().abs() > max(1e-4, 2 * drift.std().item()),
+            subject.centers and drift.mean().abs() > max(1e-4, 2 * drift.std().item()),
         "it does not divide by the row's own deviation: four times the row gives another result":
             distance(ask(subject, 4 * x, dtype=dtype), y) > 0.05,
         "scale and shift are applied otherwise than in row * scale + shift":
@@ -349,7 +352,7 @@ def _where(cases: Results, results: Results) -> tuple[str, set[str]]:
 
 def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], part: str) -> list[str] | None:
     """Return the mistakes of a gradient at a probe; none if it is right, None if no mistake fits."""
-    rows, width = math.prod(shape[:-1]), shape[-1]
+    rows, width, centers = math.prod(shape[:-1]), shape[-1], subject.centers
     norm = subject.candidate(width, dtype)
     norm.module.train()
     spread = torch.logspace(-2, 1, rows, dtype=torch.float64)[:, None]
@@ -359,13 +362,15 @@ def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...],
     x_, dy_ = (tensor.detach().cpu().double().view(rows, width) for tensor in (x, dy))
     weight = norm.module.weight.detach().cpu().double()
     if part == "input":  # times the deviation, so that all rows count alike
-        value = value.view(rows, width) * deviation_of(x_)
-        true = slope([table[""] for table in BACKWARD], x_, dy_, weight)
-        formulas = ((names, slope(parts, x_, dy_, weight)) for names, parts in with_few(BACKWARD))
+        value = value.view(rows, width) * deviation_of(x_, centers)
+        tables = BACKWARD[centers]
+        true = slope([table[""] for table in tables], x_, dy_, weight, centers)
+        formulas = ((names, slope(parts, x_, dy_, weight, centers)) for names, parts in with_few(tables))
     else:
         limit += PRECISIONS[dtype].result * math.sqrt(rows) / 4
-        true = SUMS[part][""](dy_, x_, weight).sum(0)
-        formulas = (([name] * bool(name), terms(dy_, x_, weight).sum(0)) for name, terms in SUMS[part].items())
+        s = true_norm(x_, centers)
+        true = SUMS[part][""](dy_, x_, s, weight).sum(0)
+        formulas = (([name] * bool(name), terms(dy_, x_, s, weight).sum(0)) for name, terms in SUMS[part].items())
     named = best(((names, distance(value, expected)) for names, expected in formulas), limit)
     if named is not None:
         return named
@@ -376,7 +381,7 @@ def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...],
     if part != "input":
         return None
     alone = gradients(norm, norm, x.view(rows, width)[:1], dy.view(rows, width)[:1].clone())["input"]
-    is_mixed = distance(alone.cpu().double() * deviation_of(x_)[:1], value[:1]) > limit
+    is_mixed = distance(alone.cpu().double() * deviation_of(x_, centers)[:1], value[:1]) > limit
     return ["that of a row depends on the other rows of the batch"] if is_mixed else None
 
 

@@ -1,6 +1,7 @@
-"""The formulas that the kit can name: tables of the parts of LayerNorm and of its gradients, and other ones for each.
+"""The formulas that the kit can name: tables of the parts of a norm and of its gradients, and other ones for each.
 
-In each table of parts the key "" is LayerNorm's own choice.
+In each table of parts the key "" is the norm's own choice. Where LayerNorm and RMSNorm choose otherwise there is a
+table for each, by whether it centers: True for LayerNorm.
 """
 
 import math
@@ -21,7 +22,10 @@ DIMENSIONS = {
     WRONG.format("sequence and width together"): (1, 2),
     WRONG.format("the whole input"): (0, 1, 2),
 }
-MEANS = {"": 1, "the mean is not subtracted (it is an RMSNorm)": 0, "the mean is subtracted twice": 2}
+MEANS = {
+    True: {"": 1, "the mean is not subtracted (it is an RMSNorm)": 0, "the mean is subtracted twice": 2},
+    False: {"": 0, "it subtracts the mean (it is a LayerNorm)": 1},
+}
 SPREADS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {  # of n centred values
     "": lambda centred, dims, n: centred.square().sum(dims, keepdim=True) / n,
     "variance divides by n - 1": lambda centred, dims, n: centred.square().sum(dims, keepdim=True) / (n - 1),
@@ -53,7 +57,9 @@ AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "the shift is read one column too late": lambda y, scale, shift: y * scale + shift.roll(-1),
     "the shift is read one column too early": lambda y, scale, shift: y * scale + shift.roll(1),
 }
-TABLES: list[Mapping[str, Any]] = [DIMENSIONS, MEANS, SPREADS, DIVISORS, EPSILONS, AFFINES]
+TABLES: dict[bool, list[Mapping[str, Any]]] = {
+    centers: [DIMENSIONS, means, SPREADS, DIVISORS, EPSILONS, AFFINES] for centers, means in MEANS.items()
+}
 
 # The gradient of the input is (g - first * mean(g) - second * s * mean(g * s)) / deviation, with g = dy * weight
 INCOMING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -62,13 +68,22 @@ INCOMING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the scale is multiplied twice": lambda dy, weight: dy * weight * weight,
 }
 TERMS = {
-    "": (1.0, 1.0),
-    "the statistics are detached: neither mean nor variance passes a gradient": (0.0, 0.0),
-    "the mean passes no gradient: mean(g) is not subtracted": (0.0, 1.0),
-    "the mean is subtracted twice": (2.0, 1.0),
-    "the second term, s * mean(g * s), is missing: the variance passes no gradient": (1.0, 0.0),
-    "the second term has the wrong sign": (1.0, -1.0),
-    "the second term is subtracted twice": (1.0, 2.0),
+    True: {
+        "": (1.0, 1.0),
+        "the statistics are detached: neither mean nor variance passes a gradient": (0.0, 0.0),
+        "the mean passes no gradient: mean(g) is not subtracted": (0.0, 1.0),
+        "the mean is subtracted twice": (2.0, 1.0),
+        "the second term, s * mean(g * s), is missing: the variance passes no gradient": (1.0, 0.0),
+        "the second term has the wrong sign": (1.0, -1.0),
+        "the second term is subtracted twice": (1.0, 2.0),
+    },
+    False: {
+        "": (0.0, 1.0),
+        "mean(g) is subtracted, as in a LayerNorm": (1.0, 1.0),
+        "the mean square is detached: it passes no gradient": (0.0, 0.0),
+        "the second term has the wrong sign": (0.0, -1.0),
+        "the second term is subtracted twice": (0.0, 2.0),
+    },
 }
 COUNTS = {  # how many fewer than n each of the two means is over
     "": (0, 0),
@@ -82,15 +97,17 @@ DIVISIONS: dict[str, Callable[[Tensor], Tensor | float]] = {
     "it is divided by the variance": lambda deviation: deviation**2,
     "eps is left out": lambda deviation: (deviation**2 - EPS).sqrt(),
 }
-BACKWARD: list[Mapping[str, Any]] = [INCOMING, TERMS, COUNTS, DIVISIONS]
-SUMS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {  # terms of dy, x and the weight
+BACKWARD: dict[bool, list[Mapping[str, Any]]] = {
+    centers: [INCOMING, terms, COUNTS, DIVISIONS] for centers, terms in TERMS.items()
+}
+SUMS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]] = {  # of dy, x, its norm, the weight
     "weight": {
-        "": lambda dy, x, weight: dy * true_norm(x),
-        "the row is not normalized": lambda dy, x, weight: dy * x,
-        "the row is not divided by its deviation": lambda dy, x, weight: dy * (x - x.mean(-1, keepdim=True)),
-        "the scale is multiplied in": lambda dy, x, weight: dy * weight * true_norm(x),
+        "": lambda dy, x, s, weight: dy * s,
+        "the row is not normalized": lambda dy, x, s, weight: dy * x,
+        "the row is not divided by its deviation": lambda dy, x, s, weight: dy * (x - x.mean(-1, keepdim=True)),
+        "the scale is multiplied in": lambda dy, x, s, weight: dy * weight * s,
     },
-    "bias": {"": lambda dy, x, weight: dy, "the scale is multiplied in": lambda dy, x, weight: dy * weight},
+    "bias": {"": lambda dy, x, s, weight: dy, "the scale is multiplied in": lambda dy, x, s, weight: dy * weight},
 }
 
 
@@ -102,22 +119,23 @@ def formula(x: Tensor, scale: Tensor, shift: Tensor, parts: Sequence[Any]) -> Te
     return affine(centred / divisor(spread(centred, dims, n), eps), scale, shift)
 
 
-def true_norm(x: Tensor) -> Tensor:
-    """Return LayerNorm of float64 rows, with scale 1 and shift 0."""
-    return formula(x, torch.ones(()), torch.zeros(()), [table[""] for table in TABLES])
+def true_norm(x: Tensor, centers: bool) -> Tensor:
+    """Return LayerNorm of float64 rows, or RMSNorm, with scale 1 and shift 0."""
+    return formula(x, torch.ones(()), torch.zeros(()), [table[""] for table in TABLES[centers]])
 
 
-def deviation_of(x: Tensor) -> Tensor:
-    """Return the deviations (rows, 1) of float64 rows."""
-    return torch.sqrt(x.var(-1, correction=0, keepdim=True) + EPS)
+def deviation_of(x: Tensor, centers: bool) -> Tensor:
+    """Return what the rows (rows, 1) of a LayerNorm, or of an RMSNorm, are divided by, in float64."""
+    mean_square = x.var(-1, correction=0, keepdim=True) if centers else x.square().mean(-1, keepdim=True)
+    return torch.sqrt(mean_square + EPS)
 
 
-def slope(parts: Sequence[Any], x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
+def slope(parts: Sequence[Any], x: Tensor, dy: Tensor, weight: Tensor, centers: bool) -> Tensor:
     """Return a gradient of the input (rows, width) of these parts of ``BACKWARD``, times the deviation.
 
     So all rows count alike.
     """
     incoming, (first, second), (fewer, fewer_second), division = parts
-    deviation, n, g, s = deviation_of(x), x.shape[-1], incoming(dy, weight), true_norm(x)
+    deviation, n, g, s = deviation_of(x, centers), x.shape[-1], incoming(dy, weight), true_norm(x, centers)
     along = s * (g * s).sum(-1, keepdim=True) / (n - fewer_second)
     return (g - first * g.sum(-1, keepdim=True) / (n - fewer) - second * along) / division(deviation) * deviation

@@ -7,12 +7,13 @@ from rich.text import Text
 
 from minigpt.conformance.case import CaseResult
 from minigpt.conformance.check import COVERAGE, ConformanceReport
+from minigpt.norms.registry import KINDS
 from minigpt.report.numerals import brief
 from minigpt.report.parts import Cell, Number, Part
 from minigpt.report.terminal import outcome
 
 CASE_HEADS = ("case", "error", "bound", "what it asks", "why this bound")
-VERDICTS = {True: ("PASS", "A LayerNorm"), False: ("FAIL", "Not a LayerNorm"), None: ("DIFFERENT", "Not judged")}
+VERDICTS = {True: ("PASS", "It is"), False: ("FAIL", "It is not"), None: ("DIFFERENT", "Not judged")}
 MORE = "--all lists every case, --html FILE writes a page"
 
 
@@ -51,16 +52,18 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
             rows = [_row(case) for case in members if case.passed is passed]
             title = f"{group}: {len(rows)} of {len(members)} {word}"
             cases.append(Part(f"{name}-{group}", title, "", CASE_HEADS, rows, folded="Cases" if passed else ""))
-    about = "A norm may be a LayerNorm at one dtype and not at another."
+    about = f"A norm may be {KINDS[report.kind]} at one dtype and not at another."
     facts = {"covers": COVERAGE, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
     parts = [
         Part("dtypes", "At each dtype", about, ("dtype", "verdict"), [*report.verdicts.items()]),
         *sorted((part for part in cases if part.rows), key=lambda part: part.folded),
         Part("conditions", "Conditions", "What the norm was checked with.", ("", "value"), [*facts.items()]),
     ]
-    kind, heading = VERDICTS[report.dtypes.get(dtype)]
+    passed = report.dtypes.get(dtype)
+    verdict, heading = VERDICTS[passed]
+    heading = heading if passed is None else f"{heading} {KINDS[report.kind]}"
     subject, sentences = f"{report.norm} at {dtype} on {report.device}", [*report.diagnoses_at(dtype), *report.notes]
-    return render(f"{report.norm}: conformance", [Sheet(heading, parts, kind, subject, sentences=sentences)])
+    return render(f"{report.norm}: conformance", [Sheet(heading, parts, verdict, subject, sentences=sentences)])
 
 
 def _row(case: CaseResult) -> tuple[Cell, ...]:
@@ -74,7 +77,7 @@ def _headline(report: ConformanceReport, dtype: str) -> Text:
     if passed is None:
         reason = report.verdicts[dtype].removeprefix("not judged: ")
         return Text(f"NOT JUDGED  {report.norm} at {dtype} on {report.device}: {reason}")
-    judgement = "is a LayerNorm" if passed else "is not a LayerNorm"
+    judgement = f"is {KINDS[report.kind]}" if passed else f"is not {KINDS[report.kind]}"
     return outcome("PASS" if passed else "FAIL", f"{report.norm} {judgement} at {dtype} on {report.device}")
 
 

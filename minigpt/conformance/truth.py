@@ -1,4 +1,4 @@
-"""The inputs of a conformance run, LayerNorm of them in float64, and a bound on the rounding of a correct norm."""
+"""The inputs of a conformance run, the norms of them in float64, and a bound on the rounding of a correct norm."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -119,7 +119,7 @@ ROW_KINDS = [
     RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
     RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero),
     RowKind("deviation near sqrt(eps)", "rows where eps decides the result", near_eps),
-    RowKind("constant rows", "rows without deviation, whose norm is the bias", constant),
+    RowKind("constant rows", "rows of one value each", constant),
     RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE),
     RowKind("tiny values", "values whose squares vanish beside eps, and no shift", uniform, no_shift, TINY),
 ]

@@ -21,7 +21,7 @@ from torch import nn
 
 from minigpt.errors import NormError
 
-KINDS = ("layer_norm", "rms_norm")
+KINDS = {"layer_norm": "a LayerNorm", "rms_norm": "an RMSNorm"}
 
 
 class NormInfo(NamedTuple):

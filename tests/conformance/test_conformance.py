@@ -107,7 +107,8 @@ def test_nan_is_never_within_a_bound() -> None:
     both = torch.tensor([torch.nan, torch.inf])
     assert compare("", torch.tensor([0.0, torch.nan]), torch.zeros(2), 1e9).ratio == math.inf
     assert compare("", both, both, 1e9).ratio == math.inf
-    assert compare("", both, both, 0).ratio == 0, "the same result twice"
+    assert compare("", both, both, 0).ratio == math.inf, "also of the same result twice"
+    assert compare("", both[1:], both[1:], 0).ratio == 0
 
 
 def test_rows_that_repeat_are_compared_with_the_first() -> None:
@@ -136,7 +137,8 @@ def test_the_report_is_stable_json() -> None:
     assert report == again
     fields = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert list(fields) == [
-        "verdict", "norm", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses", "dtypes", "coverage",
+        "verdict", "norm", "kind", "device", "eps", "seed", "versions", "notes", "cases", "diagnoses", "dtypes",
+        "coverage",
     ]  # fmt: skip
     assert (fields["verdict"], fields["norm"], fields["device"], fields["eps"]) == ("pass", "textbook", "cpu", 1e-5)
     for case in fields["cases"]:
@@ -263,7 +265,59 @@ def test_inexact_registered_norms_are_named_for_what_they_are(name: str) -> None
         with pytest.raises(NormError, match="no deviation"):
             check(name, "ordinary rows")
         return
-    assert check(name, ["ordinary rows", "gradients, ordinary rows"]).diagnoses[0].startswith(INEXACT[name])
+    report = check_norm(name, kind="layer_norm", device="cpu", cases=["ordinary*", "gradients, ordinary*"], seed=0)
+    assert report.diagnoses[0].startswith(INEXACT[name])
+
+
+class Gemma(nn.Module):
+    """An RMSNorm that multiplies by 1 + weight, and rounds before that."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.zeros(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().mean(-1, True) + self.eps)).to(x.dtype) * (1 + self.weight)
+
+
+class Llama(Gemma):
+    """It multiplies by its weight."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__(dim, eps)
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, True) + self.eps)).to(x.dtype)
+
+
+MOST = ["values", "layouts", "behaviour", "width ?", "width 768", "gradients, [!wbs0-9]*", "gradients, 257 rows"]
+
+
+@unchecked
+@pytest.mark.parametrize(
+    ("norm", "kind"), [("rms", None), (nn.RMSNorm, None), (Llama, "rms_norm"), (Gemma, "rms_norm")]
+)
+def test_an_rms_norm_passes_as_one_and_not_as_a_layer_norm(norm: type[nn.Module] | str, kind: str | None) -> None:
+    report = check_norm(norm, kind=kind, device="cpu", cases=MOST, seed=0)
+    assert report.passed, report
+    assert report.kind == report.to_dict()["kind"] == "rms_norm"
+    assert " is an RMSNorm on cpu: " in str(report)
+    report = check_norm(norm, kind="layer_norm", device="cpu", cases="ordinary rows", seed=0)
+    assert (report.kind, report.diagnoses) == ("layer_norm", ["the mean is not subtracted (it is an RMSNorm)"])
+
+
+def test_a_layer_norm_is_no_rms_norm() -> None:
+    report = check_norm("fused", kind="rms_norm", device="cpu", cases=["ordinary rows", "gradients, as*"], seed=0)
+    assert report.diagnoses == ["it subtracts the mean (it is a LayerNorm)"]
+    assert report.verdicts["float32"] == "not an RMSNorm: 3 of 3 cases fail"
+    assert [check_norm(norm, device="cpu", cases="ordinary rows").kind for norm in ("dyt", LayerNorm)] == [
+        "layer_norm"
+    ] * 2
+    with pytest.raises(NormError, match="kind of a norm must be layer_norm or rms_norm, got 'rms'"):
+        check_norm("fused", kind="rms")
 
 
 def test_rows_are_new_in_every_run_unless_a_seed_is_given() -> None:

@@ -12,7 +12,7 @@ from minigpt import LayerNorm
 from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.case import Subject
 from minigpt.conformance.diagnosis import BACKWARD_PROBES, agreed, closest_formula, structure, symptoms, wrong_gradient
-from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES, deviation_of, formula, slope
+from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES, deviation_of, formula, slope, true_norm
 from minigpt.device import DTYPES, HALVES
 
 # torch.compile would trace the shape checks, and some norms here return other shapes on purpose
@@ -49,10 +49,11 @@ def with_one(tables: list[Any], at: int, name: str) -> list[Any]:
     return [table[name if place == at else ""] for place, table in enumerate(tables)]
 
 
-@pytest.mark.parametrize(("at", "name"), names_of(TABLES))
+@pytest.mark.parametrize(("at", "name"), names_of(TABLES[True]))
 def test_each_formula_of_the_tables_is_named_as_itself_and_as_nothing_else(at: int, name: str) -> None:
     def forward(norm: Any, x: Tensor) -> Tensor:
-        return formula(x.double(), norm.weight.double(), norm.bias.double(), with_one(TABLES, at, name)).to(x.dtype)
+        parts = with_one(TABLES[True], at, name)
+        return formula(x.double(), norm.weight.double(), norm.bias.double(), parts).to(x.dtype)
 
     norm = type("Norm", (LayerNorm,), {"forward": forward})
     assert closest_formula(Subject(norm, CPU), torch.float32, (4, 6, 64)) == [name]
@@ -70,22 +71,26 @@ class OfTables(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        rows = dy.flatten(0, -2).double(), x.flatten(0, -2).double(), weight.double()
+        rows = dy.flatten(0, -2).double(), x.flatten(0, -2).double()
+        rows = *rows, true_norm(rows[1], True), weight.double()
         dx, dweight = ctx.of_input(*rows).view(x.shape).to(x.dtype), ctx.of_weight(*rows).sum(0).to(x.dtype)
         return dx, dweight, rows[0].sum(0).to(x.dtype), None, None
 
 
+def gradient_of(parts: list[Any]) -> Any:
+    return lambda dy, x, s, weight: slope(parts, x, dy, weight, True) / deviation_of(x, True)
+
+
 def mistake_of(part: str, of_input: Any = None, of_weight: Any = SUMS["weight"][""]) -> list[str] | None:
-    right = lambda dy, x, weight: slope(with_one(BACKWARD, -1, ""), x, dy, weight) / deviation_of(x)  # noqa: E731
+    right = gradient_of(with_one(BACKWARD[True], -1, ""))
     forward = lambda n, x: OfTables.apply(x, n.weight, n.bias, of_input or right, of_weight)  # noqa: E731
     norm = type("Norm", (LayerNorm,), {"forward": forward})
     return wrong_gradient(Subject(norm, CPU), torch.float32, (4, 6, 64), part)
 
 
-@pytest.mark.parametrize(("at", "name"), names_of(BACKWARD))
+@pytest.mark.parametrize(("at", "name"), names_of(BACKWARD[True]))
 def test_each_gradient_of_the_input_of_the_tables_is_named(at: int, name: str) -> None:
-    parts = with_one(BACKWARD, at, name)
-    assert mistake_of("input", lambda dy, x, weight: slope(parts, x, dy, weight) / deviation_of(x)) == [name]
+    assert mistake_of("input", gradient_of(with_one(BACKWARD[True], at, name))) == [name]
 
 
 def test_each_gradient_of_the_weight_of_the_tables_is_named() -> None:

@@ -107,8 +107,8 @@ def one_fewer(n: LayerNorm, x: Tensor) -> Tensor:
             named(lambda n, x: torch.where(n.weight == 0, torch.nan, exact(n, x)).to(x.dtype)),
             "wrong only for zero scale",
         ),
-        (StatisticsByShape, "it computes with what an earlier call of this shape left"),
-        (ByAddress, "it computes with what an earlier call of this shape left"),
+        (StatisticsByShape, "it remembers an earlier input"),
+        (ByAddress, "it remembers an earlier input"),
         (
             named(lambda n, x: F.dropout(exact(n, x), 0.1, n.training)),
             "it answers differently from call to call, in training",
