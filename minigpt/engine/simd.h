@@ -106,7 +106,8 @@ INLINE float exponential(float x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    union { int32_t bits; float value; } power = {((int32_t)n + 127) << 23};
+    /* Shifted unsigned: of a NaN the integer is negative. */
+    union { uint32_t bits; float value; } power = {(uint32_t)((int32_t)n + 127) << 23};
     return (p * r * r + r + 1.0f) * power.value + over;
 }
 
