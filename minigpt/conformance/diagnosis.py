@@ -33,13 +33,13 @@ BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 UNSTEADY = {
     "same input, same output": "it answers differently from call to call",
     "same input, same output, in training": "it answers differently from call to call, in training",
+    "many calls": "it is right for the first calls, and wrong later",
     "calls are independent": "it remembers an earlier input",
 }
 CALLS = {
     "input left as it was": "it modifies its input",
     "output left as it was": "its next call writes over its output",
     "weights that change": "it keeps its weights: it computes with them after they have changed",
-    "many calls": "it is right for the first calls, and wrong later",
     "incoming gradient left as it was": "its backward pass changes the incoming gradient",
     "backward after another call": "its backward pass uses what a later call left",
     "backward twice": "its backward pass is right once, and wrong when it is repeated",
