@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from minigpt.report.numerals import brief, count, digits, percent, precise, times
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
+NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
 
 Report = Mapping[str, Any]  # a parity report in JSON's own types
 Form = Callable[[float | None], str]  # formats a number
@@ -466,7 +467,15 @@ def places(report: AnyReport) -> list[tuple[str, Report]]:
     blocks = [(row["block"], {"propagated_error": row["error"], "noise": row["noise"]}) for row in report["blocks"]]
     sites = [vars(site) if isinstance(site, Fields) else site for site in report["norm_sites"]]
     rows = [*((site["site"], site) for site in sites), *blocks]
-    return sorted(rows, key=lambda row: int(number[1]) if (number := re.search(r"\.(\d+)", row[0])) else math.inf)
+    first = next(
+        (i for i, (place, _) in enumerate(rows) if NUMBER.search(place)), 0
+    )  # norms of the embedding go before
+
+    def depth(row: tuple[str, Report]) -> float:
+        number = NUMBER.search(row[0])
+        return int(number[1]) if number else math.inf
+
+    return [*rows[:first], *sorted(rows[first:], key=depth)]
 
 
 def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> float:

@@ -398,15 +398,16 @@ def _coverage(report: Report) -> Part:
     if (text := report.get("text")) is not None:
         windows = f"{text['windows']:,} window{'s' if text['windows'] > 1 else ''} of {text['window']:,}"
         facts["longer text"] = f"{text['file'] or 'built in'}: {text['tokens']:,} tokens, {windows}"
-    coverage, bitwise = report["coverage"], report["bitwise"]
+    coverage, bitwise = report["coverage"], report.get("bitwise")
     facts["positions of the context"] = f"{coverage['positions']:,} of {coverage['context']:,}"
     facts["tokens of the vocabulary"] = f"{coverage['tokens']:,} of {coverage['vocabulary']:,}"
     if "gradients" in report:
         facts["gradients"] = f"of {len(report['gradients']):,} tensors"
     elif "gradients" not in report["missing"]:
         facts["gradients"] = "not compared; --gradients compares them"
-    differs = f"differs from transformers by up to {brief(bitwise['max_abs_error'])}"
-    facts["reference arithmetic"] = "equals transformers bit for bit" if bitwise["equal"] else differs
+    if bitwise is not None:
+        differs = f"differs from transformers by up to {brief(bitwise['max_abs_error'])}"
+        facts["reference arithmetic"] = "equals transformers bit for bit" if bitwise["equal"] else differs
     sentence = "A fault that shows nowhere in these is not judged."
     return Part("coverage", "What was read", sentence, ("", "read"), list(facts.items()))
 
