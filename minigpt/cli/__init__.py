@@ -59,6 +59,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    else:
+        _guard_exit()
     try:
         status = app(words, prog_name="minigpt", standalone_mode=False)
         if status == 130:  # Typer's, after an interrupt
@@ -84,6 +86,19 @@ def main() -> None:
     except OSError as error:
         _drop_output()
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+
+
+def _guard_exit() -> None:
+    """A norm's code that ends this process at once gives status 2, and not that of a verdict."""
+    owner, end = os.getpid(), os._exit
+
+    def ended(status: int) -> NoReturn:
+        if os.getpid() == owner:
+            print("error: the norm's code ended the process, so there is no result", file=sys.stderr, flush=True)
+            status = 2
+        end(status)
+
+    os._exit = ended
 
 
 def _drop_output() -> None:

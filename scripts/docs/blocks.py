@@ -60,9 +60,9 @@ def commands_of(page: str) -> list[str]:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the Python blocks that are files into ``folder``."""
+    """Write the blocks of Python and TOML that are files into ``folder``."""
     for block in blocks_of(page):
-        if block.kind == "python" and (name := re.match(r"# (\w+\.py)\n", block.body)):
+        if block.kind in ("python", "toml") and (name := re.match(r"# (\w+\.(?:py|toml))\n", block.body)):
             (folder / name[1]).write_text(block.body, encoding="utf-8")
 
 

@@ -1,18 +1,22 @@
 """Where a checkpoint lies, and which files of its folder it is: by name or by an index, and never by a guess."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from checkpoints import edit_config, reference, saved
+from checkpoints import edit_config, reference, saved, tiny_bpe
 from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files, local_place
 from minigpt.checkpoint.contents import read_stable, unchanged
+from minigpt.cli import app
+from minigpt.generation import settings
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -129,3 +133,34 @@ def test_what_may_not_change_while_it_is_read_says_so(ends: str, tmp_path: Path)
 
     with pytest.raises(CheckpointError, match="was saved to while it was read"), unchanged(folder):
         save()
+
+
+def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """config.json, generation_config.json and the tokenizer. The place is found once, and settings are checked once."""
+    folder = saved(reference(vocab_size=300), tmp_path)
+    minigpt.Tokenizer(tiny_bpe()).save(folder)
+    reads: list[str] = []
+    watched = str(folder)
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if watched and event == "open" and str(arguments[0]).startswith(watched):
+            reads.append(Path(arguments[0]).name)
+
+    def find(*words: Any, **options: Any) -> Path:
+        reads.append("place")
+        return local_place(*words, **options)
+
+    def parse(file: str) -> tokenizers.Tokenizer:
+        reads.append(Path(file).name)
+        return from_file(file)
+
+    from_file = tokenizers.Tokenizer.from_file
+    check = settings.check_settings
+    monkeypatch.setattr(settings, "check_settings", lambda values: (reads.append("settings"), check(values))[1])
+    monkeypatch.setattr("minigpt.checkpoint.local_place", find)
+    monkeypatch.setattr("tokenizers.Tokenizer.from_file", parse)
+    sys.addaudithook(note)
+    assert not app(["generate", "the", "--model", watched, "--max-new-tokens", "2"], standalone_mode=False)
+    watched = ""
+    names = ("place", "settings", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    assert {name: reads.count(name) for name in names} == dict.fromkeys(names, 1)

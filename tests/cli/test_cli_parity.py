@@ -3,6 +3,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +87,16 @@ def test_a_record_is_judged_against_and_what_another_program_wrote(run: Run, fol
     assert "--text" in complaint(run("parity", "--original", record, "--text", folder / "text"))
 
 
-def test_a_norm_that_changes_the_process(run: Run, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "status"), [("os._exit(0)", 2), ("torch.set_default_dtype(torch.float64)", 1)])
+def test_code_that_ends_or_changes_the_process(folder: Path, tmp_path: Path, line: str, status: int) -> None:
     (tmp_path / "norm.py").write_text(
-        "import torch\nclass Norm(torch.nn.LayerNorm):\n"
-        "    def forward(self, x):\n        torch.set_default_dtype(torch.float64)\n        return super().forward(x)\n"
+        "import os, torch\nclass Norm(torch.nn.LayerNorm):\n"
+        f"    def forward(self, x):\n        {line}\n        return super().forward(x)\n"
     )
-    ended = judge(run, folder, "--norm", tmp_path / "norm.py:Norm")
-    assert (ended.status, "changes the process" in ended.out) == (1, True)
+    words = ["parity", "--model", folder, "--prompt", "the dog", "--norm", tmp_path / "norm.py:Norm"]
+    ended = subprocess.run([sys.executable, "-m", "minigpt", *map(str, words)], capture_output=True, text=True)
+    assert ended.returncode == status
+    assert ("no result" if status == 2 else "changes the process") in ended.stderr + ended.stdout
 
 
 def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
