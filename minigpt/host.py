@@ -6,8 +6,10 @@ C embedding.
 """
 
 import copy
+import inspect
 import itertools
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +20,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from minigpt.norms.record import record_of
+from minigpt.norms.record import ATTRIBUTE, record_of
 from minigpt.norms.registry import KINDS
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # of a norm that names none
 MOST_POSITIONS = 2048  # that a model with a long context reads at once: the logits of a large vocabulary take 1 GB
+GPT2_TYPES = ("gpt2", "minigpt-gpt2")  # whose sites have no prefix in the judge
 MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 
@@ -72,6 +75,7 @@ class Shape:
         }
         ends = getattr(text, "eos_token_id", None)
         ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+        ends = tuple(token for token in ends if token < sizes["vocab_size"])  # others end no text
         if getattr(text, "model_type", "gpt2") != "gpt2":
             sizes["n_positions"] = min(sizes["n_positions"], MOST_POSITIONS)
         return cls(**sizes, eos_token_ids=ends, bos_token_id=getattr(text, "bos_token_id", None))
@@ -150,19 +154,46 @@ class Host:
 def host_of(model: nn.Module) -> Host:
     """Return a model of transformers, or one of minigpt, as a host."""
     paths = {path: module for path, module in model.named_modules() if path}
-    prefix = prefix_of(model, ["h.0.ln_1", "h.0.attn.c_attn"]) or ""  # a GPT-2's sites have no prefix
-    lists = [(len(module), -len(path), path) for path, module in paths.items() if isinstance(module, nn.ModuleList)]
-    blocks = max(lists, default=(0, 0, ""))[2]
-    sites = [path for path in paths if path.startswith(prefix) and _is_norm(path, paths[path], paths)]
+    config: Any = getattr(model, "config", None)
+    is_gpt2 = getattr(config, "model_type", "gpt2") in GPT2_TYPES
+    prefix = (prefix_of(model, ["h.0.ln_1", "h.0.attn.c_attn"]) if is_gpt2 else None) or ""
+    embedding = _embedding_of(model, paths)
+    blocks = _blocks_of(paths, embedding, 0 if config is None else Shape.of(config).n_layer)
+    root = _shared(embedding, blocks) if blocks else []  # the part that reads text, and no tower of images
+    sites = [
+        path for path in paths if path.split(".")[: len(root)] == root and _is_norm(path, paths[path], paths)
+    ]  # fmt: skip
     known_sites: Any = getattr(model.get_submodule(prefix.rstrip(".")), "norm_sites", None)
     if known_sites is not None:  # of a GPT-2 of minigpt
         sites = known_sites()
-    embedding = next((path for path, module in paths.items() if isinstance(module, nn.Embedding)), "")
-    members = [f"{blocks}.{i}" for i in range(len(paths[blocks]))] if blocks else []  # pyright: ignore[reportArgumentType]
+    members = [f"{blocks}.{name}" for name, _ in paths[blocks].named_children()] if blocks else []
     return Host(
         model, prefix, [site.removeprefix(prefix) for site in sites],
         [block.removeprefix(prefix) for block in members], embedding.removeprefix(prefix),
     )  # fmt: skip
+
+
+def _embedding_of(model: nn.Module, paths: Mapping[str, nn.Module]) -> str:
+    """Return the path of the token embedding: the one that transformers names, else the first."""
+    get: Any = getattr(model, "get_input_embeddings", None)
+    embeddings = {path: part for path, part in paths.items() if isinstance(part, nn.Embedding)}
+    known = None if get is None else get()
+    return next((path for path, part in embeddings.items() if part is known), next(iter(embeddings), ""))
+
+
+def _blocks_of(paths: Mapping[str, nn.Module], embedding: str, depth: int) -> str:
+    """Return the path of the list of blocks: of the model's depth, near the embedding, and long."""
+    lists = {path: len(part) for path, part in paths.items() if isinstance(part, nn.ModuleList)}
+    return max(
+        lists, key=lambda path: (lists[path] == depth, len(_shared(path, embedding)), lists[path], -len(path)),
+        default="",
+    )  # fmt: skip
+
+
+def _shared(path: str, other: str) -> list[str]:
+    """Return the names with which two paths begin."""
+    pairs = zip(path.split("."), other.split("."), strict=False)
+    return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def prefix_of(model: nn.Module, places: Iterable[str]) -> str | None:
@@ -175,7 +206,16 @@ def prefix_of(model: nn.Module, places: Iterable[str]) -> str | None:
 
 
 def _is_norm(path: str, module: nn.Module, paths: dict[str, nn.Module]) -> bool:
-    """Return True for the outermost module that has parameters of rows only, and looks or computes like a norm."""
+    """Return True for the outermost module that has parameters of rows only, looks like a norm, and takes one input.
+
+    A norm that was swapped in is one, whatever Parameters it has. A norm that takes a gate beside its input is none.
+    """
+    if getattr(getattr(module, ATTRIBUTE, None), "site", None) is not None:
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    inputs = [p for p in inspect.signature(type(module).forward).parameters.values() if p.kind in positional]
+    if len(inputs) > 2:  # self, the input, and more
+        return False
     if any(parameter.ndim > 1 for parameter in module.parameters()) or isinstance(module, nn.ModuleList | nn.Dropout):
         return False
     names = LOOKS_LIKE_A_NORM.search(path.rpartition(".")[2]) or LOOKS_LIKE_A_NORM.search(type(module).__name__)
@@ -225,10 +265,9 @@ def norm_site(norm: nn.Module, width: int) -> NormSite:
     rows = sizes * (torch.randn(8, width, generator=generator, device="cpu") + 0.5)
     weight = torch.rand(width, generator=generator, device="cpu") + 0.5
     bias = torch.randn(width, generator=generator, device="cpu")
-    trial = copy.deepcopy(norm).to(device="cpu", dtype=torch.float32).eval()
-    for part in trial.modules():  # hooks of the model are not run
-        part._forward_hooks.clear()
-        part._forward_pre_hooks.clear()
+    hooks = (hooks for part in norm.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks))
+    without_hooks: dict[int, Any] = {id(kept): OrderedDict() for kept in hooks}
+    trial = copy.deepcopy(norm, without_hooks).to(device="cpu", dtype=torch.float32).eval()
     parameters = {"weight": weight, "bias": bias}
     with torch.no_grad():
         for role, values in parameters.items():

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, listing
 
 
 def load_with_transformers(
@@ -34,26 +34,38 @@ def load_with_transformers(
 
     def load(attention: str) -> Any:
         options: dict[str, Any] = dict(
-            dtype=dtype or config.dtype or _dtype_of_weights(place), attn_implementation=attention
+            trust_remote_code=False,
+            dtype=dtype or config.dtype or _dtype_of_weights(place),
+            attn_implementation=attention,
         )
         if is_empty:
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(config, **options)
-        return AutoModelForCausalLM.from_pretrained(
-            place, config=config, local_files_only=True, use_safetensors=True, **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
         )
+        model, report = loaded
+        if lacking := sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])}):
+            raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")
+        return model
 
+    if place.is_file():
+        raise CheckpointError(f"{place} is one file; a model that is no GPT-2 needs its folder")
     try:
         with quiet_transformers():
-            config: Any = AutoConfig.from_pretrained(place, local_files_only=True)
+            config: Any = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
             config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
             try:
                 model = load(attention)
+            except CheckpointError:
+                raise
             except ValueError:  # "... does not support an attention implementation through sdpa"
                 if attention == "eager":
                     raise
                 model = load("eager")
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # transformers and what it calls raise many kinds
         reason = " ".join(str(error).split())
         raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error
     model.requires_grad_(False)
@@ -62,7 +74,10 @@ def load_with_transformers(
 
 def _dtype_of_weights(place: Path) -> torch.dtype:
     """Return the dtype of the first weight in the safetensors files of a folder."""
-    with safe_open(min(place.glob("*.safetensors")), "pt") as weights:
+    file = min(place.glob("*.safetensors"), default=None)
+    if file is None:
+        raise CheckpointError(f"{place} has no safetensors file")
+    with safe_open(file, "pt") as weights:
         return weights.get_tensor(min(weights.keys())).dtype
 
 

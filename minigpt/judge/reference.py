@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.device import finish, full_products
-from minigpt.errors import CheckpointError, ConfigError, listing
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing
 from minigpt.host import Float64, Shape, host_of
 from minigpt.judge.door import (
     architecture_of,
@@ -108,14 +108,28 @@ class Reference:
         self.device, self.host, self.is_exact = device, host_of(self.model), compute == torch.float64
         self.shape = Shape.of(self.model.config)
 
-    def exactly(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def exactly(self) -> Iterator[None]:
         """Compute in float64 in the block, whatever dtype transformers' code names, if the model is in float64."""
-        return Float64() if self.is_exact else contextlib.nullcontext()
+        before = torch.get_default_dtype()
+        if self.is_exact:
+            torch.set_default_dtype(torch.float64)
+        try:
+            with Float64() if self.is_exact else contextlib.nullcontext():
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) of a batch without padding."""
         with self.exactly():
-            return self.model(input_ids, use_cache=False).logits
+            try:
+                return self.model(input_ids, use_cache=False).logits
+            except Exception as error:  # whatever a model of transformers raises
+                reason = " ".join(str(error).split())
+                raise MiniGPTError(
+                    f"{type(self.model).__name__} of transformers cannot read a text: {reason}"
+                ) from error
 
     def write(
         self, prompts: list[list[int]], most: int, ends: Sequence[int]

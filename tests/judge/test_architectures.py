@@ -1,5 +1,7 @@
 """The judge of other architectures: the sites are the modules of transformers' model, and faults are named."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,11 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import minigpt
+from minigpt.host import host_of
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -205,3 +208,40 @@ def test_what_is_for_gpt2_alone_is_refused_in_one_sentence(options: dict[str, An
         minigpt.parity(folder("qwen3"), prompts=PROMPTS, max_new_tokens=0, device="cpu", **options)
     with pytest.raises(minigpt.MiniGPTError, match="is a qwen3, and this needs a GPT-2"):
         minigpt.from_pretrained(folder("qwen3"))
+
+
+def test_a_folder_runs_no_code_and_lacks_no_weight(folder: Any, tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    shutil.copytree(folder("qwen3"), place)
+    config = json.loads((place / "config.json").read_text())
+    remote = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (place / "config.json").write_text(json.dumps(config | remote))
+    (place / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(minigpt.CheckpointError, match="contains custom code"):
+        minigpt.parity(place, prompts=PROMPTS, device="cpu")
+    assert not (tmp_path / "ran").exists()
+    (place / "config.json").write_text(json.dumps(config))
+    tensors = load_file(place / "model.safetensors")
+    del tensors["model.layers.1.input_layernorm.weight"]
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(minigpt.CheckpointError, match=r"has no model\.layers\.1\.input_layernorm\.weight"):
+        minigpt.parity(place, prompts=PROMPTS, device="cpu")
+    (place / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(minigpt.CheckpointError, match="transformers cannot open"):
+        minigpt.parity(place, prompts=PROMPTS, device="cpu")
+
+
+def test_the_tower_of_images_and_gated_norms_are_no_sites() -> None:
+    text = transformers.Gemma3TextConfig(**GROUPED, head_dim=8)
+    vision = {"hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.Gemma3Config(text_config=text.to_dict(), vision_config=vision)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    host = host_of(model)
+    assert (len(host.blocks), host.embedding.endswith("embed_tokens")) == (2, True)
+    assert not any("vision" in site for site in host.sites)
+    mamba = transformers.Mamba2Config(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_heads=4, head_dim=16,
+                                      state_size=8, n_groups=1)  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(mamba)
+    assert host_of(model).sites == ["backbone.layers.0.norm", "backbone.layers.1.norm", "backbone.norm_f"]
