@@ -26,12 +26,10 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 MINIGPT = (sys.executable, "-m", "minigpt")
 COLUMNS = 92  # of the terminal
-WIDTH = 1100
-HEIGHT = 780  # of a report's picture at most, in pixels
-SCHEMES: dict[Literal["light", "dark"], tuple[str, str]] = {
-    "light": ("", "default"),
-    "dark": ("-dark", "dark_background"),
-}  # the end of a name, and matplotlib's style
+WIDTH, HEIGHT = 1100, 780  # of a report's picture, at most so high, in pixels
+Scheme = Literal["light", "dark"]
+# The end of a name, and matplotlib's style.
+SCHEMES: dict[Scheme, tuple[str, str]] = {"light": ("", "default"), "dark": ("-dark", "dark_background")}
 COMMANDS = (
     ("generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "30"),
     ("parity", "--norm", "rms", "--norm", "dyt", "--sites", "*", "--sites", "ln_f", "--device", "cpu"),
