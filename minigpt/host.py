@@ -29,6 +29,7 @@ EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # of a norm that names none
 MOST_POSITIONS = 2048  # that a model with a long context reads at once: the logits of a large vocabulary take 1 GB
 GPT2_TYPES = ("gpt2", "minigpt-gpt2")  # whose sites have no prefix in the judge
 MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
+OF_HEADS = re.compile(r"[qkv]_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 
 
@@ -253,9 +254,15 @@ def norm_sites(model: nn.Module) -> dict[str, NormSite]:
 
 
 def _width(norm: nn.Module, model: Any) -> int:
-    """Return the length of a norm's rows: that of its Parameters, else the width of the residual stream."""
+    """Return the length of a norm's rows: of its Parameters, else of a head or the stream."""
     sizes = [parameter.shape[-1] for parameter in norm.parameters() if parameter.ndim]
-    return max(sizes, default=0) or getattr(model.config, "hidden_size", None) or model.config.n_embd
+    if sizes:
+        return max(sizes)
+    name = next((path.rpartition(".")[2] for path, part in model.named_modules() if part is norm), "")
+    width = Shape.of(model.config).n_embd
+    if not OF_HEADS.match(name):
+        return width
+    return getattr(model.config, "head_dim", None) or width // model.config.num_attention_heads
 
 
 def norm_site(norm: nn.Module, width: int) -> NormSite:
