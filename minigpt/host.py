@@ -77,13 +77,13 @@ class Shape:
         ends = getattr(text, "eos_token_id", None)
         ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
         ends = tuple(token for token in ends if token < sizes["vocab_size"])  # others end no text
-        if getattr(text, "model_type", "gpt2") != "gpt2":
+        if getattr(text, "model_type", "gpt2") not in GPT2_TYPES:
             sizes["n_positions"] = min(sizes["n_positions"], MOST_POSITIONS)
         return cls(**sizes, eos_token_ids=ends, bos_token_id=getattr(text, "bos_token_id", None))
 
 
-_NAMES_OF_SIZES: dict[str, tuple[int, str, str]] = {  # each with what stands for it where a config says nothing
-    "vocab_size": (0, "vocab_size", "vocab_size"),
+_NAMES_OF_SIZES: dict[str, tuple[Any, ...]] = {  # each with what stands for it where a config says nothing
+    "vocab_size": (0, "vocab_size"),
     "n_positions": (MOST_CONTEXT, "n_positions", "max_position_embeddings"),
     "n_embd": (0, "n_embd", "hidden_size"),
     "n_layer": (0, "n_layer", "num_hidden_layers"),

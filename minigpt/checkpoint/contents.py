@@ -18,9 +18,10 @@ from torch import Tensor
 
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
 from minigpt.files import PARTIAL, as_path, read_object
+from minigpt.host import GPT2_TYPES
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
-MODEL_TYPE = "minigpt-gpt2"  # of a GPT-2 whose norms are not all LayerNorm
+MODEL_TYPE = GPT2_TYPES[1]  # of a GPT-2 whose norms are not all LayerNorm
 SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
@@ -138,9 +139,9 @@ class Files:
 
     @property
     def architecture(self) -> str | None:
-        """The ``model_type`` of a model that is no GPT-2; None for a GPT-2."""
+        """The ``model_type`` of an architecture other than GPT-2, else None."""
         kind = (self.config or {}).get("model_type")
-        return kind if isinstance(kind, str) and kind not in ("gpt2", MODEL_TYPE) else None
+        return kind if isinstance(kind, str) and kind not in GPT2_TYPES else None
 
     @property
     def has_tokenizer(self) -> bool:

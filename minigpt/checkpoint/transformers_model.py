@@ -1,4 +1,4 @@
-"""Models that are no GPT-2: transformers opens them, from files that run no code."""
+"""Other architectures than GPT-2, which transformers opens. No code of a folder runs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -33,6 +33,7 @@ def load_with_transformers(
     from transformers import AutoConfig, AutoModelForCausalLM  # imported here, since it takes five seconds
 
     def load(attention: str) -> Any:
+        """Return the model, and what transformers says of its loading."""
         options: dict[str, Any] = dict(
             trust_remote_code=False,
             dtype=dtype or config.dtype or _dtype_of_weights(place),
@@ -40,34 +41,28 @@ def load_with_transformers(
         )
         if is_empty:
             with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(config, **options)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+                return AutoModelForCausalLM.from_config(config, **options), {}
+        return AutoModelForCausalLM.from_pretrained(
             place, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
         )
-        model, report = loaded
-        if lacking := sorted({*report["missing_keys"], *map(str, report["mismatched_keys"])}):
-            raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")
-        return model
 
     if place.is_file():
-        raise CheckpointError(f"{place} is one file; a model that is no GPT-2 needs its folder")
+        raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
     try:
         with quiet_transformers():
             config: Any = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
             config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
             try:
-                model = load(attention)
-            except CheckpointError:
-                raise
+                model, report = load(attention)
             except ValueError:  # "... does not support an attention implementation through sdpa"
                 if attention == "eager":
                     raise
-                model = load("eager")
-    except CheckpointError:
-        raise
+                model, report = load("eager")
     except Exception as error:  # transformers and what it calls raise many kinds
         reason = " ".join(str(error).split())
         raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error
+    if lacking := sorted({*report.get("missing_keys", ()), *map(str, report.get("mismatched_keys", ()))}):
+        raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")
     model.requires_grad_(False)
     return model.eval() if is_empty else model.eval().to(device)
 
@@ -76,7 +71,7 @@ def _dtype_of_weights(place: Path) -> torch.dtype:
     """Return the dtype of the first weight in the safetensors files of a folder."""
     file = min(place.glob("*.safetensors"), default=None)
     if file is None:
-        raise CheckpointError(f"{place} has no safetensors file")
+        raise FileNotFoundError(f"{place} has no safetensors file")
     with safe_open(file, "pt") as weights:
         return weights.get_tensor(min(weights.keys())).dtype
 

@@ -27,13 +27,13 @@ from minigpt.judge.truth import Sample, Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
+from minigpt.norms.registry import KINDS
 from minigpt.recipe import Recipe, differences
 from minigpt.report.fields import SiteFit
 from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
 
 SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two models to be compared
-KIND_NAMES = {"layer_norm": "a LayerNorm", "rms_norm": "an RMSNorm", "other": "what the site computes"}
 MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 
 
@@ -263,9 +263,12 @@ class HostCandidate(ModuleCandidate):
         self.quantize = getattr(model, "quantize", None)
         self.center = recipe is not None and recipe.center
         kinds = [truth.norms[site].kind if site in truth.norms else "other" for site in self.swapped]
-        others = [kind for site, kind in zip(self.swapped, kinds, strict=True) if not is_exact(norms[site], kind)]
-        differences_of_norms = [f"{self.norm} is not {KIND_NAMES[kind]}" for kind in others]
-        self.difference = next(iter([*differences(recipe), *differences(model), *differences_of_norms]), None)
+        of_norms = [
+            f"{self.norm} is not {KINDS.get(kind, 'what the site computes')}"
+            for site, kind in zip(self.swapped, kinds, strict=True)
+            if not is_exact(norms[site], kind)
+        ]
+        self.difference = next(iter([*differences(recipe), *differences(model), *of_norms]), None)
         self.is_exact = is_same and self.difference is None
         self.foreign = next((norm for norm in norms.values() if not is_ours(type(norm))), None)
         classes = {type(part): part for site in self.swapped for part in norms[site].modules()}

@@ -16,10 +16,9 @@ from minigpt.checkpoint.opened import only_dtype
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.config import norm_sites
 from minigpt.device import resolve_dtype
-from minigpt.errors import GenerationError
 from minigpt.generation import prompt_ids
 from minigpt.host import Shape, host_of
-from minigpt.model.inputs import check_context, check_ids, check_known
+from minigpt.model.inputs import check_rows
 from minigpt.model.masking import left_padded
 
 __all__ = [
@@ -29,7 +28,7 @@ __all__ = [
 
 
 def architecture_of(place: Path) -> str | None:
-    """Return the ``model_type`` of a model that is no GPT-2; None for a GPT-2."""
+    """Return the ``model_type`` of an architecture other than GPT-2, else None."""
     return Files.at(place).architecture
 
 
@@ -85,9 +84,4 @@ def check_prompt(shape: Shape, ids: list[int]) -> None:
     Raises:
         GenerationError: if not.
     """
-    if not ids:
-        raise GenerationError("it has no tokens")
-    input_ids = torch.tensor([ids], dtype=torch.long)
-    check_ids("input_ids", input_ids)
-    check_known(input_ids, shape.vocab_size)
-    check_context(None, None, len(ids), len(ids), shape.n_positions)
+    check_rows(torch.tensor([ids], dtype=torch.long), shape.vocab_size, shape.n_positions)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
-from minigpt.model.inputs import check_context, check_ids, check_known
+from minigpt.model.inputs import check_rows
 from minigpt.report.charts import Maps
 from minigpt.report.fields import Fields, Form, Shown
 from minigpt.report.numerals import brief, percent
@@ -81,10 +81,8 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
         NormError: if rows have fewer than two tokens, values are not finite, or a norm is of neither kind.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
-    host, context = host_with_norms(model), input_ids.shape[-1]
-    check_ids("input_ids", input_ids)
-    check_known(input_ids, len(host.weight))
-    check_context(None, None, context, context, host.context)
+    host = host_with_norms(model)
+    check_rows(input_ids, len(host.weight), host.context)
     sites: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:

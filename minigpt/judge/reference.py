@@ -140,7 +140,7 @@ class Reference:
         lengths = [min(most, self.shape.n_positions - len(prompt)) for prompt in prompts]
         for new, batch in batches(lengths, BATCH if self.is_gpt2 else 1):
             ids, mask = left_padded([prompts[i] for i in batch], self.device)  # both (B, T)
-            read, steps = self.reader(), []
+            read, steps = reader_of(self.model), []
             for _ in range(new):
                 steps.append(read(ids, mask))  # (B, V)
                 ids = steps[-1].argmax(-1, keepdim=True)
@@ -151,10 +151,6 @@ class Reference:
                 samples[i] = Sample.whole(prompts[i] + written, len(prompts[i]))
                 logits[i] = row[: len(written)].clone()
         return samples, logits
-
-    def reader(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return a function of more ids (B, T) and the mask (B, all) of all so far; it returns logits (B, V)."""
-        return reader_of(self.model)
 
 
 def reader_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:

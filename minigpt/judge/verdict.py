@@ -189,11 +189,11 @@ class Measured:
         for place, noise in self.truth.noise.items():
             if place in self.propagated:
                 error = self.propagated[place].relative
-                own = local[place].relative if place in local else None
+                local_error = local[place].relative if place in local else None
                 if place in self.truth.blocks:
                     blocks.append(fields.BlockError(place, error, noise))
                 else:
-                    sites.append(fields.NormSiteError(place, own, error, noise, place in swapped))
+                    sites.append(fields.NormSiteError(place, local_error, error, noise, place in swapped))
         return {"norm_sites": sites, "blocks": blocks}
 
     @property

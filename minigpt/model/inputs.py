@@ -27,9 +27,7 @@ def check_inputs(
     Raises:
         GenerationError: if an argument has another shape, an id or a position is out of range, or there is no room.
     """
-    check_ids("input_ids", input_ids)
-    if not input_ids.numel():
-        raise GenerationError(f"input_ids is empty: its shape is {tuple(input_ids.shape)}")
+    _check_some_ids(input_ids)
     batch, seq = input_ids.shape
     if cache is not None:
         check_cache(config, cache, batch, seq)
@@ -42,6 +40,23 @@ def check_inputs(
         check_context(attention_mask, cache, past + seq, seq, config.n_positions)
     else:
         check_positions(position_ids, batch, seq, config.n_positions)
+
+
+def check_rows(input_ids: Int[Tensor, "batch seq"], vocab_size: int, context: int) -> None:
+    """Check rows of ids that a model of this vocabulary and context reads at once.
+
+    Raises:
+        GenerationError: if there are none, an id is outside the vocabulary, or a row is longer than the context.
+    """
+    _check_some_ids(input_ids)
+    check_known(input_ids, vocab_size)
+    check_context(None, None, input_ids.shape[1], input_ids.shape[1], context)
+
+
+def _check_some_ids(input_ids: Tensor) -> None:
+    check_ids("input_ids", input_ids)
+    if not input_ids.numel():
+        raise GenerationError(f"input_ids is empty: its shape is {tuple(input_ids.shape)}")
 
 
 def check_ids(name: str, ids: Tensor) -> None:

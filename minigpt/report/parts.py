@@ -322,8 +322,10 @@ def _sites(report: Report) -> Part:
     before, excess, rows = 1.0, dict[str, float](), dict[str, Sequence[Cell]]()
     for name, place in fields.places(report) if is_comparable else ():
         noise = place["noise"] or 0.0
-        own, ratio = (fields.noise_ratio(place.get(f"{kind}_error") or 0.0, noise) for kind in ("local", "propagated"))
-        excess[name], before = max(own, ratio / max(1.0, before)), ratio
+        alone, ratio = (
+            fields.noise_ratio(place.get(f"{kind}_error") or 0.0, noise) for kind in ("local", "propagated")
+        )
+        excess[name], before = max(alone, ratio / max(1.0, before)), ratio
         swapped = ("yes" if place["swapped"] else "no") if "swapped" in place else ""
         rows[name] = (name, *cells(fields.NormSiteError, place), swapped)
     off = report.get("first_off")

@@ -84,14 +84,8 @@ class WrongEps(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weight, 4.0)
 
 
-class WithoutOne(nn.Module):
+class WithoutOne(WrongEps):
     """Gemma's norm without the 1 of 1 + weight."""
-
-    exact = "rms_norm"
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weight - 1, 1e-6)

@@ -378,7 +378,7 @@ def test_a_prompt_that_fills_the_context(small: Path, length: int, compared: int
 BAD_PROMPTS = {
     "none": ([], "prompts must be a list"),
     "one text": ("the dog", "prompts must be a list of texts, .*, got 'the dog'"),
-    "an empty one": ([[1, 2], []], "prompt 1: it has no tokens"),
+    "an empty one": ([[1, 2], []], "prompt 1: input_ids is empty"),
     "an id below 0": ([[1, -1]], "vocabulary of 61"),
     "an id beyond the vocabulary": ([[61]], "vocabulary of 61"),
     "longer than the context": ([[1] * 49], "prompt 0: 49 tokens .* 48"),
