@@ -18,20 +18,22 @@ SIZES = {
 GROUPED = SIZES | {"num_key_value_heads": 2}
 # The config, what its norms compute, the names of a block's norms, and of the others.
 MODELS: dict[str, tuple[Any, NormSite, list[str], list[str]]] = {
-    "llama": (transformers.LlamaConfig(**GROUPED), NormSite("rms_norm", 1e-6),
+    "llama": (transformers.LlamaConfig(**GROUPED), NormSite("rms_norm", 1e-6, rounds="row"),
               ["input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "qwen3": (transformers.Qwen3Config(**GROUPED, head_dim=8), NormSite("rms_norm", 1e-6),
+    "qwen3": (transformers.Qwen3Config(**GROUPED, head_dim=8), NormSite("rms_norm", 1e-6, rounds="row"),
               ["self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "gemma": (transformers.GemmaConfig(**GROUPED, head_dim=8), NormSite("rms_norm", 1e-6, adds_one=True),
+    "gemma": (transformers.GemmaConfig(**GROUPED, head_dim=8),
+              NormSite("rms_norm", 1e-6, adds_one=True, rounds="once"),
               ["input_layernorm", "post_attention_layernorm"], ["model.norm"]),
     "olmo": (transformers.OlmoConfig(**SIZES), NormSite("layer_norm", 1e-5),  # without scale and shift
              ["input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "phi": (transformers.PhiConfig(**SIZES), NormSite("layer_norm", 1e-5), ["input_layernorm"],
+    "phi": (transformers.PhiConfig(**SIZES), NormSite("layer_norm", 1e-5, rounds="once"), ["input_layernorm"],
             ["model.final_layernorm"]),
-    "pythia": (transformers.GPTNeoXConfig(**SIZES, layer_norm_eps=1e-4), NormSite("layer_norm", 1e-4),
+    "pythia": (transformers.GPTNeoXConfig(**SIZES, layer_norm_eps=1e-4),
+               NormSite("layer_norm", 1e-4, rounds="once"),
                ["input_layernorm", "post_attention_layernorm"], ["gpt_neox.final_layer_norm"]),
     "bloom": (transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4),
-              NormSite("layer_norm", 1e-5), ["input_layernorm", "post_attention_layernorm"],
+              NormSite("layer_norm", 1e-5, rounds="once"), ["input_layernorm", "post_attention_layernorm"],
               ["transformer.word_embeddings_layernorm", "transformer.ln_f"]),
 }  # fmt: skip
 
@@ -44,8 +46,8 @@ def test_the_norms_of_other_architectures(name: str) -> None:
     assert len(blocks) == 2
     assert set(minigpt.norm_sites(model)) == {f"{block}.{norm}" for block in blocks for norm in in_block} | {*others}
     for site, actual in minigpt.norm_sites(model).items():
-        assert (actual.kind, actual.eps, actual.adds_one) == (
-            expected.kind, pytest.approx(expected.eps, rel=1e-6), expected.adds_one
+        assert (actual.kind, actual.eps, actual.adds_one, actual.rounds) == (
+            expected.kind, pytest.approx(expected.eps, rel=1e-6), expected.adds_one, expected.rounds
         ), site  # fmt: skip
     embedding = model.get_submodule(host_of(model).embedding)
     assert embedding.weight is model.get_input_embeddings().weight

@@ -1,5 +1,6 @@
 """The conformance kit: run the cases on one norm and, if one fails, say what is wrong."""
 
+import contextlib
 import dataclasses
 import secrets
 import warnings
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import EPS, Case, CaseResult, Subject
+from minigpt.conformance.case import EPS, Built, Case, CaseResult, Subject
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES, WIDTHS
 from minigpt.conformance.diagnosis import Diagnosis, diagnoses
 from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
 from minigpt.errors import RAISED, NormError
 from minigpt.files import finite
+from minigpt.host import norm_site
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.build import claim_of
 from minigpt.norms.registry import KINDS, require_on
@@ -151,7 +153,7 @@ def check_norm(
         for group in groups:
             begin(f"checking {group}")
             results += [case.run(subject) for case in chosen if case.group == group]
-        remarks = [*notes(candidate.module), *refusals(results)]
+        remarks = [*notes(candidate.module), *refusals(results), *rounding(candidate)]
         if all(result.passed for result in results):
             mistakes = []
             remarks += second_derivatives(subject)
@@ -173,6 +175,15 @@ def second_derivatives(subject: Subject) -> list[str]:
     except RAISED:
         return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
     return [] if right else ["its second derivatives are wrong in float64; training needs only first ones"]
+
+
+def rounding(candidate: Built) -> list[str]:
+    """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
+    module = candidate.module
+    with contextlib.suppress(*RAISED):  # a scale that stands beside a module is no rounding of its own
+        if not candidate.centers and not getattr(module, "multiplies", False) and norm_site(module, 64).rounds == "row":
+            return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
+    return []
 
 
 def refusals(results: list[CaseResult]) -> list[str]:

@@ -6,6 +6,7 @@ B batch, T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,11 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from minigpt.device import dtype_name
+from minigpt.device import HALVES, dtype_name
 from minigpt.engine.reader import Reader
-from minigpt.errors import CheckpointError, ConfigError, NormError
+from minigpt.errors import RAISED, CheckpointError, ConfigError, NormError, listing
 from minigpt.generation import generate
-from minigpt.host import Shape, host_of, prefix_of
+from minigpt.host import Shape, host_of, norm_site, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import Scored, window_losses
 from minigpt.judge.reference import BATCH, Recorder, batches, reader_of
@@ -34,6 +35,11 @@ from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
 
 SHAPE = ("n_layer", "n_embd", "n_positions", "vocab_size")  # must be equal for two models to be compared
+ROUNDS = {  # by ``NormSite.rounds``
+    "once": "rounded once, after the weight has multiplied it",
+    "row": "rounded before the weight multiplies it, and after",
+    "other": "rounded otherwise",
+}
 MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 
 
@@ -190,11 +196,28 @@ class ModuleCandidate(Candidate):
         super().__init__(truth, module, name)
         self.module = module
         self.prefix = prefix_of(module, [*truth.sites, *truth.blocks])
+        self.notes += self._roundings()
 
     @property
     def root(self) -> nn.Module:
         """The module that has the sites; only if ``prefix`` is not None."""
         return self.module.get_submodule((self.prefix or "").rstrip("."))
+
+    def _roundings(self) -> list[str]:
+        """Return a sentence for each way of rounding that is not the original's, with the sites that have it."""
+        sites = defaultdict[tuple[str, str], list[str]](list)
+        for site, true in self.truth.norms.items():
+            if self.prefix is None or self.truth.dtype not in HALVES or true.weight is None or true.rounds is None:
+                continue
+            with contextlib.suppress(*RAISED):  # somebody's norm may run elsewhere only
+                here = norm_site(self.root.get_submodule(site), len(true.weight))
+                if here.kind == true.kind and here.rounds not in (None, true.rounds):
+                    sites[here.rounds, true.rounds].append(site)
+        return [
+            f"at {'every site' if len(places) == len(self.truth.norms) else listing(places)} a row is {ROUNDS[here]}; "
+            f"in the original it is {ROUNDS[before]}"
+            for (here, before), places in sites.items()
+        ]
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
@@ -273,7 +296,7 @@ class HostCandidate(ModuleCandidate):
         self.foreign = next((norm for norm in norms.values() if not is_ours(type(norm))), None)
         classes = {type(part): part for site in self.swapped for part in norms[site].modules()}
         self.changes = tuple(dict.fromkeys(change for part in classes.values() for change in changed_on_import(part)))
-        self.notes = sorted({note for site in self.swapped for note in notes(norms[site])})
+        self.notes += sorted({note for site in self.swapped for note in notes(norms[site])})
         if self.quantize is not None:
             self.notes.append(f"The weights that multiply are {self.quantize}, with a scale for each 64 inputs.")
         if self.center:

@@ -23,7 +23,7 @@ from minigpt.host import Float64, NormSite, Shape, exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
 
-VERSION = 3  # of the file
+VERSION = 4  # of the file
 PLAIN = (  # fields that JSON holds as they are
     "source", "attention", "versions", "described", "norm", "text_file", "text_ids", "losses", "sites", "blocks",
     "embedding", "noise", "gradient_noise", "reference_ms", "position_noise",
@@ -81,24 +81,26 @@ class TrueNorm(NamedTuple):
     Attributes:
         kind: "layer_norm", "rms_norm" or "other", whose own ``module`` then computes it.
         weight: what it multiplies by, so 1 + weight where it adds one.
+        rounds: where it rounds in half precision, as ``NormSite`` says.
     """
 
     kind: str
     weight: Float[Tensor, " embd"] | None
     bias: Float[Tensor, " embd"] | None
     eps: float
+    rounds: str | None = None
     module: nn.Module | None = None
 
     @classmethod
     def of(cls, norm: nn.Module, site: NormSite) -> "TrueNorm":
         """Return a norm of a float64 model."""
         if site.kind == "other":
-            return cls(site.kind, None, None, 0.0, norm)
+            return cls(site.kind, None, None, 0.0, module=norm)
         weight, bias = (
             parameter.detach() if isinstance(parameter := getattr(norm, role, None), nn.Parameter) else None
             for role in ("weight", "bias")
         )
-        return cls(site.kind, weight if weight is None else weight + site.adds_one, bias, site.eps or 0.0)
+        return cls(site.kind, weight if weight is None else weight + site.adds_one, bias, site.eps or 0.0, site.rounds)
 
     def __call__(self, x: Float[Tensor, "*dims embd"]) -> Float[Tensor, "*dims embd"]:
         if self.module is None:
@@ -214,7 +216,7 @@ class Truth:
         state = {name: getattr(self, name) for name in PLAIN} | {
             "version": VERSION, "model": self.source, "place": str(self.place), "dtype": dtype_name(self.dtype),
             "config": dataclasses.asdict(self.config), "prompt_texts": len(self.prompts),
-            "norms": {site: (norm.kind, norm.eps) for site, norm in self.norms.items() if norm.module is None},
+            "norms": {s: (norm.kind, norm.eps, norm.rounds) for s, norm in self.norms.items() if norm.module is None},
             "noise_floor_rms": self.noise_floor.rms, "noise_floor_max": self.noise_floor.largest,
             "texts": [[s.new_from, s.compared.start, s.compared.stop, s.counted, s.start] for s in self.samples],
             "distances": {name: dataclasses.astuple(getattr(self, name)) for name in DISTANCES},
@@ -263,8 +265,8 @@ def _truth(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.devi
     with contextlib.suppress(MiniGPTError):
         tokenizer = Tokenizer.from_pretrained(state["place"])
     norms = {
-        site: TrueNorm(kind, tensors.get(f"kept.{site}.weight"), tensors.get(f"kept.{site}.bias"), eps)
-        for site, (kind, eps) in state["norms"].items()
+        site: TrueNorm(kind, tensors.get(f"kept.{site}.weight"), tensors.get(f"kept.{site}.bias"), eps, rounds)
+        for site, (kind, eps, rounds) in state["norms"].items()
     }
     return Truth(
         place=Path(state["place"]), device=device, dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
