@@ -5,12 +5,13 @@ A model is any module that computes logits of ids. Nothing here knows GPT-2: a n
 C embedding.
 """
 
+import contextlib
 import copy
 import inspect
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from minigpt.norms.record import ATTRIBUTE, record_of
@@ -25,12 +27,14 @@ from minigpt.norms.registry import KINDS
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
-EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # of a norm that names none
-MOST_POSITIONS = 2048  # that a model with a long context reads at once: the logits of a large vocabulary take 1 GB
+EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
+MOST_WINDOW = 2048  # tokens of a text that another architecture reads at once: logits of a large vocabulary take 1 GB
 GPT2_TYPES = ("gpt2", "minigpt-gpt2")  # whose sites have no prefix in the judge
 MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
-OF_HEADS = re.compile(r"[qkv]_")  # norms of queries, keys and values
+OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
+NO_NORMS = (nn.Sequential, nn.Identity, nn.Dropout)  # whatever they are called
+COMPILED = "_orig_mod"  # the module that torch.compile wraps
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,15 @@ class Shape:
     """The sizes of a language model, in GPT-2's names.
 
     Attributes:
-        n_positions: the most tokens that it reads at once; of another architecture than GPT-2 at most 2,048.
+        n_positions: the most tokens that it reads at once.
+        window: how many tokens of a longer text are read at once: all of these, of another architecture than GPT-2 at
+            most 2,048.
         eos_token_ids: the tokens that end a text.
     """
 
     vocab_size: int
     n_positions: int
+    window: int
     n_embd: int
     n_layer: int
     eos_token_ids: tuple[int, ...] = ()
@@ -80,9 +87,10 @@ class Shape:
         ends = getattr(text, "eos_token_id", None)
         ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
         ends = tuple(token for token in ends if token < sizes["vocab_size"])  # others end no text
+        window = sizes["n_positions"]
         if getattr(text, "model_type", "gpt2") not in GPT2_TYPES:
-            sizes["n_positions"] = min(sizes["n_positions"], MOST_POSITIONS)
-        return cls(**sizes, eos_token_ids=ends, bos_token_id=getattr(text, "bos_token_id", None))
+            window = min(window, MOST_WINDOW)
+        return cls(**sizes, window=window, eos_token_ids=ends, bos_token_id=getattr(text, "bos_token_id", None))
 
 
 _NAMES_OF_SIZES: dict[str, tuple[Any, ...]] = {  # each with what stands for it where a config says nothing
@@ -126,9 +134,9 @@ class Host:
         return self.root.get_submodule(self.embedding).get_parameter("weight")
 
     @property
-    def context(self) -> int:
-        """The most tokens that the model reads at once."""
-        return Shape.of(self.model.config).n_positions
+    def shape(self) -> Shape:
+        """The sizes of the model."""
+        return Shape.of(self.model.config)
 
     def norms(self) -> dict[str, nn.Module]:
         """Return the modules at the norms' sites."""
@@ -157,16 +165,18 @@ class Host:
 
 def host_of(model: nn.Module) -> Host:
     """Return a model of transformers, or one of minigpt, as a host."""
-    paths = {path: module for path, module in model.named_modules() if path}
+    paths = {uncompiled(path): module for path, module in model.named_modules() if uncompiled(path)}
     config: Any = getattr(model, "config", None)
     is_gpt2 = getattr(config, "model_type", "gpt2") in GPT2_TYPES
     prefix = (prefix_of(model, ["h.0.ln_1", "h.0.attn.c_attn"]) if is_gpt2 else None) or ""
     embedding = _embedding_of(model, paths)
     blocks = _blocks_of(paths, embedding, 0 if config is None else Shape.of(config).n_layer)
     root = _shared(embedding, blocks) if blocks else []  # the part that reads text, and no tower of images
-    sites = [
-        path for path in paths if path.split(".")[: len(root)] == root and _is_norm(path, paths[path], paths)
-    ]  # fmt: skip
+    sites: list[str] = []
+    for path, module in paths.items():
+        is_inner = any(path.startswith(f"{site}.") for site in sites)
+        if path.split(".")[: len(root)] == root and not is_inner and _is_norm(path, module):
+            sites.append(path)
     known_sites: Any = getattr(model.get_submodule(prefix.rstrip(".")), "norm_sites", None)
     if known_sites is not None:  # of a GPT-2 of minigpt
         sites = known_sites()
@@ -203,29 +213,56 @@ def _shared(path: str, other: str) -> list[str]:
 def prefix_of(model: nn.Module, places: Iterable[str]) -> str | None:
     """Return the prefix under which a module has all of these places; None if it has not."""
     places = list(places)
-    paths = {path for path, _ in model.named_modules()}
+    paths = {uncompiled(path) for path, _ in model.named_modules(remove_duplicate=False)}
     ends = (path for path in paths if places and (path == places[0] or path.endswith(f".{places[0]}")))
     prefixes = (path.removesuffix(places[0]) for path in ends)
     return next((prefix for prefix in prefixes if all(prefix + place in paths for place in places)), None)
 
 
-def _is_norm(path: str, module: nn.Module, paths: dict[str, nn.Module]) -> bool:
-    """Return True for the outermost module that has parameters of rows only, looks like a norm, and takes one input.
+def uncompiled(path: str) -> str:
+    """Return a path, or a Parameter's name, without what ``torch.compile`` puts into it."""
+    return ".".join(name for name in path.split(".") if name != COMPILED)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether a model, or one of its parts, has been compiled: wrapped, in place, or its ``forward`` alone."""
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None
+        or (hasattr(part.forward, "_torchdynamo_orig_callable") and any(part.children()))
+        for part in model.modules()
+    )
+
+
+def hooked(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Return a block in which hooks run that were put on a model just now: compiled code would not run them."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext()
+
+
+def install(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
+    """Put norms at the sites of a model, each at every path that the module there has."""
+    new = {model.get_submodule(site): norm for site, norm in norms.items()}
+    for path, module in [*model.named_modules(remove_duplicate=False)]:
+        if module in new:
+            model.set_submodule(path, new[module])
+
+
+def _is_norm(path: str, module: nn.Module) -> bool:
+    """Return True for a module that has parameters of rows only, looks like a norm, and takes one input.
 
     A norm that was swapped in is one, whatever Parameters it has. A norm that takes a gate beside its input is none.
     """
     if getattr(getattr(module, ATTRIBUTE, None), "site", None) is not None:
         return True
+    if isinstance(module, NO_NORMS) or type(module).forward is nn.Module.forward:  # a container
+        return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     inputs = [p for p in inspect.signature(type(module).forward).parameters.values() if p.kind in positional]
     if len(inputs) > 2:  # self, the input, and more
         return False
-    if any(parameter.ndim > 1 for parameter in module.parameters()) or isinstance(module, nn.ModuleList | nn.Dropout):
+    if any(parameter.ndim > 1 for parameter in module.parameters()):
         return False
-    names = LOOKS_LIKE_A_NORM.search(path.rpartition(".")[2]) or LOOKS_LIKE_A_NORM.search(type(module).__name__)
-    parent = paths.get(path.rpartition(".")[0])
-    is_inner = parent is not None and not any(parameter.ndim > 1 for parameter in parent.parameters())
-    return bool(names) and not is_inner
+    names = (path.rpartition(".")[2], type(module).__name__)
+    return isinstance(module, nn.LayerNorm | nn.RMSNorm) or any(map(LOOKS_LIKE_A_NORM.search, names))
 
 
 class Float64(TorchFunctionMode):
@@ -249,6 +286,9 @@ def _widened(argument: Any) -> Any:
 def norm_sites(model: nn.Module) -> dict[str, NormSite]:
     """Return what the norms of a model compute, by their paths.
 
+    A module that stands at several paths is one site, at the first of them. ``torch.compile`` changes no path. The
+    model may be on the device "meta", without values.
+
     Args:
         model: a ``minigpt.GPT2``, or any causal language model of transformers.
     """
@@ -268,46 +308,91 @@ def _width(norm: nn.Module, model: Any) -> int:
     return getattr(model.config, "head_dim", None) or width // model.config.num_attention_heads
 
 
+@contextlib.contextmanager
+def _alone(norm: nn.Module) -> Iterator[None]:
+    """Have a norm in eval mode, and its hooks off, in the block."""
+    off: dict[str, Any] = {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict(), "training": False}
+    states = [(part.__dict__, {name: part.__dict__[name] for name in off}) for part in norm.modules()]
+    for state, _ in states:
+        state.update(off)
+    try:
+        yield
+    finally:
+        for state, before in states:
+            state.update(before)
+
+
+def copy_without_hooks(module: nn.Module) -> Any:
+    """Return a copy of a module that has no forward hooks; what these are bound to is not copied."""
+    hooks = (hooks for part in module.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks))
+    memo: dict[int, Any] = {id(kept): OrderedDict() for kept in hooks}
+    return copy.deepcopy(module, memo)
+
+
 def norm_site(norm: nn.Module, width: int) -> NormSite:
-    """Return what a norm computes, found by comparing it with formulas on random rows (8, width)."""
+    """Return what a norm computes, found by comparing it with formulas on random rows (8, width).
+
+    The norm is called with Parameters of random values on the CPU. Its own are left as they are.
+    """
+    norm = getattr(norm, COMPILED, norm)
     generator = torch.Generator("cpu").manual_seed(0)
-    sizes = torch.logspace(-4, 1, 8)[:, None]  # small rows show the eps
+    sizes = torch.logspace(-4, 1, 8, device="cpu")[:, None]  # small rows show the eps
     rows = sizes * (torch.randn(8, width, generator=generator, device="cpu") + 0.5)
     weight = torch.randint(32, 96, (width,), generator=generator, device="cpu") / 64  # bfloat16 holds 1 + weight too
     bias = torch.randn(width, generator=generator, device="cpu")
-    hooks = (hooks for part in norm.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks))
-    without_hooks: dict[int, Any] = {id(kept): OrderedDict() for kept in hooks}
-    trial = copy.deepcopy(norm, without_hooks).to(device="cpu", dtype=torch.float32).eval()
-    parameters = {"weight": weight, "bias": bias}
-    with torch.no_grad():
-        for role, values in parameters.items():
-            if isinstance(parameter := getattr(trial, role, None), nn.Parameter):
-                parameter.copy_(values)
-        output = trial(rows[None])[0]
-    has_weight, has_bias = (isinstance(getattr(trial, role, None), nn.Parameter) for role in ("weight", "bias"))
+    used = {
+        role: values.clone()
+        for role, values in (("weight", weight), ("bias", bias))
+        if isinstance(parameter := getattr(norm, role, None), nn.Parameter) and parameter.shape == values.shape
+    }
+    others = {name: _on_cpu(x) for name, x in (*norm.named_parameters(), *norm.named_buffers()) if name not in used}
+    try:
+        output = _output(norm, used | others, rows)
+    except Exception:  # foreign code may raise anything
+        return NormSite("other", width=width)
+    if output.shape != rows.shape:
+        return NormSite("other", width=width)
     named = [float(eps) for name in EPS_NAMES if isinstance(eps := getattr(norm, name, None), float | int)]
-    for kind, adds_one, eps in itertools.product(KINDS, (False, True)[: 1 + has_weight], named or EPS_VALUES):
-        scale = weight + adds_one if has_weight else None
-        expected = exact_norm(rows, kind, scale, bias if has_bias else None, eps)
+    for kind, adds_one, eps in itertools.product(KINDS, (False, True)[: 1 + ("weight" in used)], named or EPS_VALUES):
+        scale = weight + adds_one if "weight" in used else None
+        expected = exact_norm(rows, kind, scale, used.get("bias"), eps)
         if bool(((output - expected).abs() <= 1e-4 * expected.abs().amax(-1, keepdim=True)).all()):
-            rounds = None if scale is None else _rounds(trial, rows, kind, scale, eps)
-            return NormSite(kind, eps, adds_one, width, rounds)
+            if scale is None:
+                return NormSite(kind, eps, adds_one, width)
+            without_bias = used | others | ({"bias": torch.zeros_like(bias)} if "bias" in used else {})
+            return NormSite(kind, eps, adds_one, width, _rounds(norm, without_bias, rows, kind, scale, eps))
     return NormSite("other", width=width)
 
 
 @torch.no_grad()
-def _rounds(norm: nn.Module, rows: Tensor, kind: str, scale: Tensor, eps: float) -> str:
-    """Return where a norm in bfloat16 rounds: "once", "row" or "other", as ``NormSite`` says.
+def _output(norm: nn.Module, tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+    """Return what a norm computes of rows (N, C) with these Parameters and buffers, at the dtype of the rows."""
+    at_dtype = {name: x.to(rows.dtype) if x.is_floating_point() else x for name, x in tensors.items()}
+    with _alone(norm):
+        return functional_call(norm, at_dtype, (rows[None],))[0]
 
-    The first two differ in one value of four. Arithmetic in float32 moves fewer than one of 50 to other bits.
+
+def _rounds(
+    norm: nn.Module, tensors: Mapping[str, Tensor], rows: Tensor, kind: str, scale: Tensor, eps: float
+) -> str | None:
+    """Return where a norm without a bias rounds in bfloat16, as ``NormSite`` says.
+
+    The first two ways differ in one value of four. Arithmetic in float32 moves fewer than one of 50 to other bits.
     """
-    if isinstance(bias := getattr(norm, "bias", None), nn.Parameter):
-        bias.zero_()
     rows = rows.bfloat16()
-    y = norm.bfloat16()(rows[None])[0]
+    try:
+        y = _output(norm, tensors, rows)
+    except Exception:  # foreign code may raise anything
+        return None
     row = exact_norm(rows, kind, None, None, eps)
     ways = {"once": (row * scale).bfloat16(), "row": (row.bfloat16().double() * scale).bfloat16()}
     return next((way for way, bits in ways.items() if 50 * (y != bits).sum() <= y.numel()), "other")
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    """Return a tensor on the CPU, in float32 if it has a floating dtype; zeros for one without values."""
+    x = torch.zeros_like(x, device="cpu") if x.is_meta else x.detach().to("cpu", copy=True)
+    return x.float() if x.is_floating_point() else x
 
 
 def exact_norm(

@@ -200,8 +200,8 @@ class Recipe:
         checkpoint, tokenizer, generation_fields = read_stable(place, _read_files)
         if isinstance(checkpoint, str) and not any_architecture:
             raise ConfigError(
-                f"{self.source} is a {checkpoint}, and this needs a GPT-2; minigpt parity, perplexity and sites read "
-                "other architectures, and transformers writes with them"
+                f"{self.source} is a {checkpoint}, and this needs a GPT-2; minigpt parity, study, perplexity and sites "
+                "read other architectures, and transformers writes with them"
             )
         if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
@@ -236,14 +236,23 @@ class Recipe:
         from minigpt.device import resolve_device, resolve_dtype
         from minigpt.swap import match_sites, swap_norms
 
-        of_gpt2 = {"center": self.center, "quantize": self.quantize, "arithmetic": self.arithmetic != "fast"}
-        if name := next((name for name, is_set in of_gpt2.items() if is_set), None):
-            raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
+        self.check_architecture(architecture)
         model: Any = load_with_transformers(
             place, attention=self.attention, dtype=resolve_dtype(self.dtype), device=resolve_device(self.device)
         )
         swapped = {site for pattern, norm in self.pairs() for site in swap_norms(model, norm, pattern, self.keep)}
         return model, [site for site in match_sites(model, "*") if site in swapped]
+
+    def check_architecture(self, architecture: str | None) -> None:
+        """Check that no option is for a GPT-2 alone, if the architecture is another.
+
+        Raises:
+            ConfigError: if one is.
+        """
+        of_gpt2 = {"center": self.center, "quantize": self.quantize, "arithmetic": self.arithmetic != "fast"}
+        name = next((name for name, is_set in of_gpt2.items() if is_set), None)
+        if name is not None and architecture is not None:
+            raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
 
     def _code_for(self, checkpoint: "Checkpoint") -> "list[tuple[str, NormSpec]]":
         """Return the recipe's norms if config.json names one that is not registered, whose class they are."""

@@ -1,47 +1,39 @@
 """The norms of any causal language model: where they are, and what each computes, against the module tree."""
 
-from typing import Any
+import copy
 
 import pytest
 import torch
 import transformers
+from architectures import random_model
 from helpers import small_model
 from torch import nn
 
 import minigpt
 from minigpt.host import NormSite, host_of, norm_site, prefix_of
 
-SIZES = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-GROUPED = SIZES | {"num_key_value_heads": 2}
-# The config, what its norms compute, the names of a block's norms, and of the others.
-MODELS: dict[str, tuple[Any, NormSite, list[str], list[str]]] = {
-    "llama": (transformers.LlamaConfig(**GROUPED), NormSite("rms_norm", 1e-6, rounds="row"),
-              ["input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "qwen3": (transformers.Qwen3Config(**GROUPED, head_dim=8), NormSite("rms_norm", 1e-6, rounds="row"),
-              ["self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "gemma": (transformers.GemmaConfig(**GROUPED, head_dim=8),
-              NormSite("rms_norm", 1e-6, adds_one=True, rounds="once"),
-              ["input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "olmo": (transformers.OlmoConfig(**SIZES), NormSite("layer_norm", 1e-5),  # without scale and shift
-             ["input_layernorm", "post_attention_layernorm"], ["model.norm"]),
-    "phi": (transformers.PhiConfig(**SIZES), NormSite("layer_norm", 1e-5, rounds="once"), ["input_layernorm"],
-            ["model.final_layernorm"]),
-    "pythia": (transformers.GPTNeoXConfig(**SIZES, layer_norm_eps=1e-4),
-               NormSite("layer_norm", 1e-4, rounds="once"),
-               ["input_layernorm", "post_attention_layernorm"], ["gpt_neox.final_layer_norm"]),
-    "bloom": (transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4),
-              NormSite("layer_norm", 1e-5, rounds="once"), ["input_layernorm", "post_attention_layernorm"],
-              ["transformer.word_embeddings_layernorm", "transformer.ln_f"]),
+IN_BLOCK = ["input_layernorm", "post_attention_layernorm"]
+OF_HEADS = ["self_attn.q_norm", "self_attn.k_norm"]
+# What its norms compute, the names of a block's norms, and of the others.
+MODELS: dict[str, tuple[NormSite, list[str], list[str]]] = {
+    "llama": (NormSite("rms_norm", 1e-6, rounds="row"), IN_BLOCK, ["model.norm"]),
+    "qwen3": (NormSite("rms_norm", 1e-6, rounds="row"), [*OF_HEADS, *IN_BLOCK], ["model.norm"]),
+    "gemma": (NormSite("rms_norm", 1e-6, adds_one=True, rounds="once"), IN_BLOCK, ["model.norm"]),
+    "olmo": (NormSite("layer_norm", 1e-5), IN_BLOCK, ["model.norm"]),  # without scale and shift
+    "nemotron": (NormSite("layer_norm", 1e-5, adds_one=True, rounds="once"), IN_BLOCK, ["model.norm"]),
+    "phi": (NormSite("layer_norm", 1e-5, rounds="once"), ["input_layernorm"], ["model.final_layernorm"]),
+    "pythia": (NormSite("layer_norm", 1e-5, rounds="once"), IN_BLOCK, ["gpt_neox.final_layer_norm"]),
+    "bloom": (
+        NormSite("layer_norm", 1e-5, rounds="once"), IN_BLOCK,
+        ["transformer.word_embeddings_layernorm", "transformer.ln_f"],
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_norms_of_other_architectures(name: str) -> None:
-    config, expected, in_block, others = MODELS[name]
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    expected, in_block, others = MODELS[name]
+    model = random_model(name)
     blocks = host_of(model).blocks
     assert len(blocks) == 2
     assert set(minigpt.norm_sites(model)) == {f"{block}.{norm}" for block in blocks for norm in in_block} | {*others}
@@ -49,8 +41,18 @@ def test_the_norms_of_other_architectures(name: str) -> None:
         assert (actual.kind, actual.eps, actual.adds_one, actual.rounds) == (
             expected.kind, pytest.approx(expected.eps, rel=1e-6), expected.adds_one, expected.rounds
         ), site  # fmt: skip
+    with torch.device("meta"):  # whose Parameters have no values
+        assert minigpt.norm_sites(transformers.AutoModelForCausalLM.from_config(model.config)) == minigpt.norm_sites(
+            model
+        )
     embedding = model.get_submodule(host_of(model).embedding)
     assert embedding.weight is model.get_input_embeddings().weight
+
+
+def test_a_norm_of_heads_without_a_weight_has_their_width() -> None:
+    sites = minigpt.norm_sites(random_model("llama4"))
+    expected = NormSite("rms_norm", pytest.approx(1e-5), width=8)
+    assert [site for path, site in sites.items() if path.endswith("qk_norm")] == [expected] * 2
 
 
 def test_a_gpt2_of_ours_and_of_transformers() -> None:
@@ -81,3 +83,61 @@ def test_places_are_found_under_any_prefix() -> None:
     assert prefix_of(model, ["b", "c"]) == "a."
     assert prefix_of(model, ["a.b"]) == ""
     assert prefix_of(model, ["b", "d"]) is None
+
+
+class Small(nn.Module):
+    """A language model of somebody's own."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(8, 16), nn.ModuleList(parts)
+
+
+class Odd(nn.LayerNorm):
+    """A kind of LayerNorm whose name does not say it."""
+
+
+class Scales(nn.Module):
+    """A norm with its scale and shift in a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner_norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner_norm(x)
+
+
+class FullNorm(Scales):
+    """The same, called a norm."""
+
+
+@pytest.mark.parametrize(
+    ("part", "sites"),
+    [
+        (nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)), ["0"]),
+        (nn.Sequential(nn.LayerNorm(16), nn.Dropout(0.1)), ["0"]),
+        (nn.ModuleDict({"norms": nn.ModuleDict({"q": nn.RMSNorm(16), "k": nn.RMSNorm(16)})}), ["norms.q", "norms.k"]),
+        (nn.ModuleDict({"a": Odd(16), "norm": nn.Identity()}), ["a"]),
+        (nn.ModuleDict({"norm": nn.Sequential(nn.LayerNorm(16), nn.GELU())}), ["norm.0"]),
+        (Scales(), ["inner_norm"]),
+        (FullNorm(), [""]),
+    ],
+    ids=str,
+)
+def test_norms_are_found_inside_of_whatever_holds_them(part: nn.Module, sites: list[str]) -> None:
+    paths = [f"blocks.0.{site}".rstrip(".") for site in sites]
+    assert list(host_of(Small(part, copy.deepcopy(part))).sites)[: len(sites)] == paths
+
+
+def test_an_rms_norm_of_torch_without_an_eps_has_that_of_float32() -> None:
+    site = norm_site(nn.RMSNorm(16), 16)
+    assert (site.kind, site.eps) == ("rms_norm", torch.finfo(torch.float32).eps)
+
+
+def test_a_norm_that_cannot_be_called_is_another_kind() -> None:
+    class Fails(nn.LayerNorm):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError
+
+    assert norm_site(Fails(16), 16).kind == "other"

@@ -1,6 +1,8 @@
 """Other architectures than GPT-2, which transformers opens. No code of a folder runs."""
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, listing
+from minigpt.host import Shape, norm_sites
 
 
 def load_with_transformers(
@@ -48,6 +52,8 @@ def load_with_transformers(
 
     if place.is_file():
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
+    if not any(place.glob("*.safetensors")):
+        raise CheckpointError(f"{place} has no safetensors file, and transformers opens {place} from nothing else here")
     try:
         with quiet_transformers():
             config: Any = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
@@ -69,11 +75,37 @@ def load_with_transformers(
 
 def _dtype_of_weights(place: Path) -> torch.dtype:
     """Return the dtype of the first weight in the safetensors files of a folder."""
-    file = min(place.glob("*.safetensors"), default=None)
-    if file is None:
-        raise FileNotFoundError(f"{place} has no safetensors file")
-    with safe_open(file, "pt") as weights:
+    with safe_open(min(place.glob("*.safetensors")), "pt") as weights:
         return weights.get_tensor(min(weights.keys())).dtype
+
+
+def describe_other(place: Path) -> dict[str, Any]:
+    """Return the architecture, shape, parameters and dtype of a model, and its norms by kind. No weight is read.
+
+    Raises:
+        CheckpointError: as ``load_with_transformers``.
+    """
+    model: Any = load_with_transformers(place, is_empty=True)
+    shape = Shape.of(model.config)
+    norms = Counter(
+        (re.sub(r"\.\d+\.", ".*.", path), site.kind, site.eps, site.adds_one)
+        for path, site in norm_sites(model).items()
+    )
+    return {
+        "files": str(place),
+        "architecture": f"{model.config.model_type}, {type(model).__name__} of transformers",
+        "layers": shape.n_layer,
+        "width": shape.n_embd,
+        "context": shape.n_positions,
+        "vocabulary": shape.vocab_size,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": dtype_name(model.dtype),
+        "norms": [
+            f"{path}: {count} {kind}" + f", eps {eps:g}" * (eps is not None) + ", 1 + weight" * adds_one
+            for (path, kind, eps, adds_one), count in norms.items()
+        ],
+        "read by": "minigpt parity, study, perplexity and sites; the other commands need a GPT-2",
+    }
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ from minigpt.errors import listing
 def info(model: str = "demo", *, revision: str | None = None, json: Json = False) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms and tokenizer.
 
+    Of another architecture than GPT-2 the weights are not read.
+
     Examples:
         minigpt info gpt2
         minigpt info ./out/ckpt.pt --json
@@ -20,21 +22,26 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
     """
     from minigpt.checkpoint.contents import Files, local_place
     from minigpt.checkpoint.pretrained import describe
+    from minigpt.checkpoint.transformers_model import describe_other
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 
     files = Files.at(local_place(model, revision=revision))
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-    facts: dict[str, Any] = {"model": model} | describe(files, tokenizer.id_count if tokenizer else 0)
+    facts: dict[str, Any] = {"model": model}
+    if files.architecture is None:
+        facts |= describe(files, tokenizer.id_count if tokenizer else 0)
+        facts["norms"] = [
+            f"{site}: " + ", ".join(f"{name} {brief(low)} to {brief(high)}" for name, (low, high) in ranges.items())
+            for site, ranges in facts["norms"].items()
+        ]
+    else:
+        facts |= describe_other(files.place)
     facts["tokenizer"] = "none"
     if tokenizer:
         beyond = [token for token, number in tokenizer.backend.get_vocab().items() if number >= facts["vocabulary"]]
         lacking = f"; the model has no embedding for {listing(beyond)}" if beyond else ""
         facts["tokenizer"] = f"{tokenizer.kind} of {tokenizer.vocab_size} tokens{lacking}"
-    facts["norms"] = [
-        f"{site}: " + ", ".join(f"{name} {brief(low)} to {brief(high)}" for name, (low, high) in ranges.items())
-        for site, ranges in facts["norms"].items()
-    ]
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
         shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

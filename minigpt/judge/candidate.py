@@ -20,10 +20,10 @@ from minigpt.device import HALVES, dtype_name
 from minigpt.engine.reader import Reader
 from minigpt.errors import RAISED, CheckpointError, ConfigError, NormError, listing
 from minigpt.generation import generate
-from minigpt.host import Shape, host_of, norm_site, prefix_of
+from minigpt.host import Shape, hooked, host_of, is_compiled, norm_site, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import Scored, window_losses
-from minigpt.judge.reference import BATCH, Recorder, batches, reader_of
+from minigpt.judge.reference import Recorder, arguments_of, batches, reader_of
 from minigpt.judge.truth import Sample, Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -190,11 +190,21 @@ class FileCandidate(Candidate):
 
 
 class ModuleCandidate(Candidate):
-    """Anybody's module; its norms, blocks and Parameters are those whose names end as the original's do."""
+    """Anybody's module; its norms, blocks and Parameters are those whose names end as the original's do.
+
+    Attributes:
+        reads_tokens: whether it can be read token by token: a model of minigpt or of transformers.
+    """
+
+    pads = False  # texts of several lengths
 
     def __init__(self, truth: Truth, module: nn.Module, name: str) -> None:
         super().__init__(truth, module, name)
-        self.module = module
+        self.module, self.reads_tokens = module, isinstance(module, GPT2) or bool(arguments_of(module))
+        if is_compiled(module):
+            self.notes.append(
+                "The logits of whole texts are the compiled model's; the rest is computed without torch.compile."
+            )
         self.prefix = prefix_of(module, [*truth.sites, *truth.blocks])
         self.notes += self._roundings()
 
@@ -232,8 +242,10 @@ class ModuleCandidate(Candidate):
     def read(self, sample: Sample) -> Reading:
         if self.prefix is None:
             return Reading(self.logits(sample))
-        with Recorder(self.root, [*self.truth.sites, *self.truth.blocks]) as recorder:
+        compiled = self.logits(sample) if is_compiled(self.module) else None
+        with hooked(self.module), Recorder(self.root, [*self.truth.sites, *self.truth.blocks]) as recorder:
             logits = self.logits(sample)
+        logits = logits if compiled is None else compiled
         return Reading(logits, {place: y[0] for place, y in recorder.outputs.items()})
 
     def normalize(self, site: str, x: Tensor) -> Tensor | None:
@@ -248,6 +260,42 @@ class ModuleCandidate(Candidate):
         with self.naming():
             return gradients_of(self.module, gradient_texts(self.truth), self.truth.embedding, self.prefix)
 
+    def decode(self) -> list[Float[Tensor, "new vocab"]] | None:
+        if not self.reads_tokens:
+            return None
+        prompts = self.truth.prompts
+        logits = [prompt.truth[:0] for prompt in prompts]
+        with self.naming(), hooked(self.module):
+            for _, batch in batches([(len(p.written), 0 if self.pads else p.new_from) for p in prompts]):
+                rows = torch.stack(list(self._decoded([prompts[i] for i in batch])), dim=1)  # (B, new, V)
+                for i, row in zip(batch, rows, strict=True):
+                    logits[i] = row
+        return logits if any(map(len, logits)) else None
+
+    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
+        """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
+        read, first = reader_of(self.module), samples[0].new_from
+        ids = torch.cat([self.truth.tensor(sample.ids) for sample in samples])  # (B, all)
+        for end in range(first, ids.shape[1]):
+            yield read(ids[:, :end] if end == first else ids[:, end - 1 : end], torch.ones_like(ids[:, :end]))
+
+    def continue_prompt(self, sample: Sample) -> list[int] | None:
+        if not self.reads_tokens:
+            return None
+        read, ids = reader_of(self.module), sample.prompt
+        new = self.truth.tensor(ids)
+        with self.naming(), hooked(self.module):
+            for _ in sample.written:
+                new = read(new, torch.ones(1, len(ids), dtype=torch.long, device=new.device)).argmax(-1, keepdim=True)
+                ids = [*ids, int(new)]
+        return ids[sample.new_from :]
+
+    def window_losses(self) -> list[Scored] | None:
+        if not self.reads_tokens:
+            return None
+        with self.naming():
+            return window_losses(self.module, self.truth.text_ids)
+
 
 class HostCandidate(ModuleCandidate):
     """A model of minigpt or of transformers that decodes with a cache, and whose norms can be swapped back one by one.
@@ -256,8 +304,6 @@ class HostCandidate(ModuleCandidate):
         recipe: how the model was opened; None for a model that the caller holds.
         swapped: the sites at which the recipe's norm stands.
     """
-
-    most_decoded = 1  # texts at once: of several lengths they would need padding
 
     def __init__(
         self, truth: Truth, model: nn.Module, recipe: Recipe | None = None, swapped: Sequence[str] = (),
@@ -312,46 +358,14 @@ class HostCandidate(ModuleCandidate):
     def refuse_nan(self, where: str) -> None:
         raise NormError(f"with {self.norm} {where} of {self.name} are NaN, so their error cannot be measured")
 
-    def decode(self) -> list[Float[Tensor, "new vocab"]] | None:
-        prompts = self.truth.prompts
-        logits = [prompt.truth[:0] for prompt in prompts]
-        with self.naming():
-            for _, batch in batches([len(prompt.written) for prompt in prompts], self.most_decoded):
-                rows = torch.stack(list(self._decoded([prompts[i] for i in batch])), dim=1)  # (B, new, V)
-                for i, row in zip(batch, rows, strict=True):
-                    logits[i] = row
-        return logits if any(map(len, logits)) else None
-
-    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
-        """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
-        (sample,) = samples
-        read = reader_of(self.model)
-        for end in range(sample.new_from, len(sample.ids)):
-            ids = self.truth.tensor(sample.ids[:end])
-            new = ids if end == sample.new_from else ids[:, -1:]
-            yield read(new, torch.ones_like(ids))
-
     def gradients(self) -> dict[str, Tensor] | None:
         return None if self.quantize is not None else super().gradients()
-
-    def continue_prompt(self, sample: Sample) -> list[int] | None:
-        read, ids = reader_of(self.model), sample.prompt
-        new = self.truth.tensor(ids)
-        with self.naming():
-            for _ in sample.written:
-                new = read(new, torch.ones(1, len(ids), dtype=torch.long, device=new.device)).argmax(-1, keepdim=True)
-                ids = [*ids, int(new)]
-        return ids[sample.new_from :]
-
-    def window_losses(self) -> list[Scored] | None:
-        with self.naming():
-            return window_losses(self.model, self.truth.text_ids)
 
 
 class OurCandidate(HostCandidate):
     """A ``minigpt.GPT2``, which reads and writes as ``generate`` does."""
 
-    most_decoded = BATCH
+    pads = True
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
         with self.naming():

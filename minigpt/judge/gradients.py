@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import GenerationError
+from minigpt.host import hooked, uncompiled
 from minigpt.report.fields import GradientError, noise_ratio
 
 EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added
@@ -33,7 +34,9 @@ def gradients_of(
     Raises:
         GenerationError: if no text has two tokens.
     """
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    parameters = {
+        uncompiled(name): parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()
+    }
     texts = [ids for ids in texts if ids.shape[1] > 1]
     if not texts:
         raise GenerationError("gradients need a loss, but no text has two tokens")
@@ -45,7 +48,7 @@ def gradients_of(
     try:
         for parameter in parameters.values():
             parameter.requires_grad_(True)
-        with torch.enable_grad():
+        with torch.enable_grad(), hooked(model):
             for ids in texts:
                 inputs.clear()
                 loss = _loss(model, ids) / tokens

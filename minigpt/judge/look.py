@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
+from minigpt.host import hooked
 from minigpt.model.inputs import check_rows
 from minigpt.report.charts import Maps
 from minigpt.report.fields import Fields, Form, Shown
@@ -82,7 +83,7 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
     host = host_with_norms(model)
-    check_rows(input_ids, len(host.weight), host.context)
+    check_rows(input_ids, len(host.weight), host.shape.n_positions)
     sites: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -92,7 +93,8 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
     norms = {site: norm for site, norm in host.norms().items() if host.norm_site(norm).width == host.weight.shape[1]}
     hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in norms.items()]
     try:
-        host.run(input_ids)
+        with hooked(model):
+            host.run(input_ids)
     finally:
         for hook in hooks:
             hook.remove()

@@ -104,12 +104,13 @@ class Original(Truth):
             say("transformers in float64")
             _read_exact(self, rounded)
         self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
-        if self.noise_floor.rms > MOST_FLOOR[self.dtype] * self.noise_floor.scale:
-            raise MiniGPTError(
-                f"transformers at {dtype_name(self.dtype)} is {brief(self.noise_floor.rms)} from itself in float64, on "
-                f"logits of scale {brief(self.noise_floor.scale)}, so it cannot be the reference; update transformers, "
-                "or try another --attention or --dtype"
-            )
+        for floor, way in ((self.noise_floor, ""), (self.decoding_floor, ", token by token,")):
+            if floor.rms > MOST_FLOOR[self.dtype] * floor.scale:
+                raise MiniGPTError(
+                    f"transformers at {dtype_name(self.dtype)}{way} is {brief(floor.rms)} from itself in float64, on "
+                    f"logits of scale {brief(floor.scale)}, so it cannot be the reference; update transformers, or try "
+                    "another --attention or --dtype"
+                )
 
     @classmethod
     def load(cls, file: str | Path, *, device: str | torch.device | None = None) -> Self:
@@ -386,6 +387,7 @@ def read_original(
         check: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
         texts: prompts, text, max_new_tokens, gradients and progress, as ``Original`` takes them.
     """
+    recipe.check_architecture(architecture_of(recipe.place()))
     opened = open_source(recipe.place(), recipe.dtype)
     for other in (recipe, *check):
         _check_named(other, opened.sites)

@@ -89,7 +89,8 @@ def perplexity(
         stride: tokens from the beginning of a window to that of the next; half the window by default. At the whole
             window they do not overlap, and their first tokens do not count.
         bos: begin every window with the checkpoint's beginning-of-text token. The text's first token counts too.
-        window: tokens in a window, the beginning-of-text token included; the model's context by default.
+        window: tokens in a window, the beginning-of-text token included; by default the model's context, of another
+            architecture than GPT-2 at most 2,048.
 
     Raises:
         GenerationError: if the text has fewer than two tokens or one that the model has no embedding for, ``window`` or
@@ -125,7 +126,7 @@ def measure(
     require_predictable(name, ids, context)
     if window is not None and not 2 <= window <= context:
         raise GenerationError(f"must be from 2 to {context:,}, the model's context, got {window}", argument="window")
-    window = window or context
+    window = window or shape.window
     most = window - bos
     if stride is not None and not 1 <= stride <= most:
         raise GenerationError(
@@ -161,7 +162,7 @@ def window_losses(
     shape, rows = Shape.of(model.config), []
     if ids:
         check_known(torch.tensor([ids if bos is None else [bos, *ids]]), shape.vocab_size)
-    context = window or shape.n_positions
+    context = window or shape.window
     for (_, first, end), parts in read_windows(reader_of(model), ids, context, stride, bos):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))

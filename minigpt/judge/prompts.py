@@ -28,6 +28,7 @@ BUILT_IN = f"{len(PROMPTS)} built-in texts"
 MOST_LONG = 1024  # tokens of the built-in text that fills the context
 MOST_LONG_WORK = 2e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
 MOST_WALK_WORK = 4e9  # the same for a walk over a whole vocabulary
+MOST_PROMPT = 2**29  # numbers of a prompt's true logits, 4 GiB: 3,533 tokens of Qwen's vocabulary
 MOST_LOGITS = 2**27  # numbers of a text's true logits that are kept: 2,670 tokens of GPT-2, 131,072 of the demo
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
@@ -65,12 +66,17 @@ def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
     else:
         tokenizer = _tokenizer(place)
         ids = [list(prompt) for prompt in cast("Sequence[Sequence[int]]", prompts)]
-        described = f"{len(ids)} lists of ids"
+        described = f"{len(ids)} list{'s' if len(ids) > 1 else ''} of ids"
     for i, prompt in enumerate(ids):
         try:
             check_prompt(config, prompt)
         except GenerationError as error:
             raise GenerationError(f"prompt {i}: {error}") from error
+        if len(prompt) > (most := MOST_PROMPT // config.vocab_size):
+            raise GenerationError(
+                f"prompt {i} has {len(prompt):,} tokens, and with {config.vocab_size:,} logits each the judge keeps at "
+                f"most {most:,}; it reads a longer text in windows, as --text"
+            )
     return Chosen(ids, described, tokenizer)
 
 
@@ -132,7 +138,7 @@ def file_windows(ids: list[int], config: Shape) -> list[Sample]:
     does not count it.
     """
     windows, room = [], MOST_LOGITS // config.vocab_size
-    for start, first, end in windows_of(len(ids), config.n_positions):
+    for start, first, end in windows_of(len(ids), config.window):
         room -= end - first
         if room < 0 and windows:
             break

@@ -5,8 +5,9 @@ B batch, T tokens, V vocabulary, C embedding.
 
 import contextlib
 import inspect
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.device import finish, full_products
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing
-from minigpt.host import Float64, Shape, host_of
+from minigpt.errors import CheckpointError, MiniGPTError, listing
+from minigpt.host import COMPILED, Float64, Shape, host_of
 from minigpt.judge.door import (
     architecture_of,
     left_padded,
@@ -138,7 +139,8 @@ class Reference:
         samples = [Sample.whole(prompt) for prompt in prompts]
         logits = [torch.empty(0, self.shape.vocab_size, device=self.device) for _ in prompts]
         lengths = [min(most, self.shape.n_positions - len(prompt)) for prompt in prompts]
-        for new, batch in batches(lengths, BATCH if self.is_gpt2 else 1):
+        sizes = [(new, 0 if self.is_gpt2 else len(prompt)) for new, prompt in zip(lengths, prompts, strict=True)]
+        for new, batch in batches(sizes):
             ids, mask = left_padded([prompts[i] for i in batch], self.device)  # both (B, T)
             read, steps = reader_of(self.model), []
             for _ in range(new):
@@ -153,36 +155,51 @@ class Reference:
         return samples, logits
 
 
+def arguments_of(model: Any) -> Collection[str]:
+    """Return what a model of transformers takes, compiled or with adapters of PEFT too; nothing for any other model."""
+    from transformers import PretrainedConfig
+
+    if not isinstance(getattr(model, "config", None), PretrainedConfig):
+        return ()
+    inner = getattr(model, COMPILED, model)
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # of PEFT
+    return inspect.signature(inner.forward).parameters
+
+
 def reader_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of more ids (B, T) and the mask (B, all) of all so far, that reads them with a model's cache.
 
-    The function returns logits (B, V). The model is one of transformers.
-
-    Raises:
-        ConfigError: if the model keeps no cache of keys and values.
+    The function returns logits (B, V). The model is one of transformers. One that takes no cache reads all ids again.
     """
     from transformers import DynamicCache
 
-    accepted = inspect.signature(model.forward).parameters
+    accepted, read_before = arguments_of(model), list[Tensor]()
     name = next((name for name in CACHE_NAMES if name in accepted), None)
-    if name is None:
-        raise ConfigError(f"{type(model).__name__} keeps no keys and values, so it cannot read token by token")
-    cache = DynamicCache(config=model.config)
+    cache: dict[str, Any] = {} if name is None else {name: DynamicCache(config=model.config)}
 
     def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if name is None:
+            read_before.append(input_ids)
+            input_ids = torch.cat(read_before, dim=-1)
         positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        options: dict[str, Any] = dict(attention_mask=attention_mask, position_ids=positions, logits_to_keep=1)
+        options: dict[str, Any] = dict(position_ids=positions, logits_to_keep=1)
+        if not attention_mask.all():  # recurrent models take a mask of all ids for one of the new ids
+            options["attention_mask"] = attention_mask
         options = {option: value for option, value in options.items() if option in accepted}
-        return model(input_ids, use_cache=True, **{name: cache}, **options).logits[:, -1]
+        return model(input_ids, use_cache=name is not None, **cache, **options).logits[:, -1]
 
     return read
 
 
-def batches(lengths: list[int], most: int = BATCH) -> Iterator[tuple[int, list[int]]]:
-    """Group texts that are written together: a length above 0, and the numbers of up to ``most`` texts of it."""
-    for length in sorted(set(lengths) - {0}):
-        numbers = [i for i, other in enumerate(lengths) if other == length]
-        yield from ((length, numbers[start : start + most]) for start in range(0, len(numbers), most))
+def batches(sizes: list[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
+    """Group texts that are written together: how many tokens, above 0, and the numbers of up to 8 texts.
+
+    Args:
+        sizes: of each text the number of its new tokens, and that of its prompt where a model may not read padding.
+    """
+    for size in sorted({size for size in sizes if size[0]}):
+        numbers = [i for i, other in enumerate(sizes) if other == size]
+        yield from ((size[0], numbers[start : start + BATCH]) for start in range(0, len(numbers), BATCH))
 
 
 def until_end(new: list[int], ends: Sequence[int]) -> list[int]:
@@ -195,13 +212,16 @@ class Recorder:
     """Keeps the last input and output of chosen norms and blocks, in the order of the data, while it is active."""
 
     def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
-        self.modules = {place: model.get_submodule(place) for place in places}
+        self.modules: dict[nn.Module, list[str]] = {}
+        for place in places:
+            self.modules.setdefault(model.get_submodule(place), []).append(place)
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
         self.hooks = [
-            module.register_forward_hook(partial(self._keep, place)) for place, module in self.modules.items()
+            module.register_forward_hook(partial(self._keep, itertools.cycle(names)))
+            for module, names in self.modules.items()
         ]
         return self
 
@@ -209,7 +229,10 @@ class Recorder:
         for hook in self.hooks:
             hook.remove()
 
-    def _keep(self, place: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+    def _keep(
+        self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]
+    ) -> None:
+        place = next(places)  # a module may stand at several
         if args:
             self.inputs[place] = args[0]
         self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, cast
 from torch import nn
 
 from minigpt.files import Lines, hash_json
-from minigpt.host import host_of
+from minigpt.host import host_of, install
 from minigpt.judge.candidate import HostCandidate
 from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
@@ -77,8 +77,7 @@ class SiteSwap:
 
     def install(self, norms: Norms) -> None:
         """Put these norms at their sites, and the norms from before at the others."""
-        for site in self.sites:
-            self.model.set_submodule(site, norms.get(site, self.old[site]))
+        install(self.model, {site: norms.get(site, self.old[site]) for site in self.sites})
 
     def with_site(self, norms: Norms, site: str) -> Norms:
         """Return these norms, and the one in question at one more site: fitted there, if norms are fitted."""

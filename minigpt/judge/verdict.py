@@ -239,7 +239,7 @@ class Measured:
         if truth.text_file is None or (rows := self.candidate.window_losses()) is None:
             return None
         before, losses = [loss for _, loss in truth.losses], [row.loss for row in rows]
-        counts, window = [row.tokens for row in rows], truth.config.n_positions
+        counts, window = [row.tokens for row in rows], truth.config.window
         change, change_se = mean_by_rows([b - a for a, b in zip(before, losses, strict=True)], counts)
         return fields.PerplexityChange(
             file=truth.text_file, tokens=len(truth.text_ids), window=window, stride=max(1, window // 2),
@@ -275,7 +275,7 @@ def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | Non
             break
     return fields.TextError(
         file=truth.text_file, tokens=len(meter.column("kl")), windows=len(truth.windows),
-        window=truth.config.n_positions, logits=against_noise_floor(meter.distance, meter.without_shift, total),
+        window=truth.config.window, logits=against_noise_floor(meter.distance, meter.without_shift, total),
         first_off=first_off,
     )  # fmt: skip
 

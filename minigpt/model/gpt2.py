@@ -229,7 +229,7 @@ def _empty_embedding(rows: int, width: int) -> nn.Embedding:
 def check_gpt2(model: object) -> None:
     """Check that a model is a minigpt.GPT2, or a wrapper that passes on its attributes."""
     if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "norm_sites")):
-        raise ConfigError(f"model must be a minigpt.GPT2, got {kind_of(model)}; use minigpt.from_pretrained")
+        raise ConfigError(f"model must be a minigpt.GPT2, got {kind_of(model)}; minigpt.from_pretrained opens one")
 
 
 def check_weights(model: GPT2, purpose: str, kind: type[MiniGPTError]) -> None:

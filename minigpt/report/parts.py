@@ -11,6 +11,11 @@ from minigpt.report.charts import Maps, depth_charts
 from minigpt.report.fields import MOST_NOISE, Form, Report, perplexities, population, shown, text_file
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
 
+WHY_MISSING = {
+    "norms and blocks": "the candidate shows none at the original's paths",
+    "tokens one by one": "the candidate takes no cache of transformers, so it reads whole texts only",
+    "gradients": "the candidate has none for the original's Parameters",
+}
 BUILT_IN = (
     "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
     "so that a change shows; --text FILE decides on yours."
@@ -129,7 +134,7 @@ def sentences(report: Report) -> list[str]:
         lines.append(f"What breaks {'the budget' if 'budget' in report else 'parity'}: {sites}.")
     lines += report["notes"]
     if report["missing"]:
-        lines.append(f"Not judged, since the candidate does not give it: {', '.join(report['missing'])}.")
+        lines.append(f"Not judged: {'; '.join(f'{part}, since {WHY_MISSING[part]}' for part in report['missing'])}.")
     return lines + _next_step(report)
 
 

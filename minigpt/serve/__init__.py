@@ -8,6 +8,7 @@ import torch
 
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.model import GPT2
+from minigpt.model.gpt2 import check_gpt2
 from minigpt.norms import name_of
 from minigpt.recipe import Recipe
 from minigpt.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ def app(
         raise ConfigError("must be text of printable characters in UTF-8, not empty", argument="api_key")
     tokenizer = tokenizer or Tokenizer.from_pretrained("demo")
     for name, model in models.items():
+        check_gpt2(model)
         used = model.config.used_vocab_size or model.config.vocab_size
         if tokenizer.vocab_size < used:
             message = f"has {tokenizer.vocab_size} tokens, and model {name!r} has {used}"

@@ -109,7 +109,10 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
     if training.train == "norms" and training.lora is not None:
         raise ConfigError("trains adapters and train='norms' the norms only; give one of the two", argument="lora")
     if architecture := architecture_of(recipe.place()):
-        raise ConfigError(f"trains a GPT-2, and {recipe.source} is a {architecture}", argument="model")
+        raise ConfigError(
+            f"trains a GPT-2, and {recipe.source} is a {architecture}; train it with transformers, then judge it",
+            argument="model",
+        )
     if recipe.quantize is not None:
         raise ConfigError("makes weights that cannot be trained", argument="quantize")
     for text in filter(None, (training.text, training.eval_text)):

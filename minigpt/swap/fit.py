@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import GenerationError, NormError
 from minigpt.files import read_text
-from minigpt.host import host_of
+from minigpt.host import copy_without_hooks, hooked, host_of, install
 from minigpt.model.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
@@ -79,7 +79,7 @@ def fit_norms(
             f"got {tuple(input_ids.shape)}"
         )
     check_known(input_ids, len(host.weight))
-    check_context(None, None, input_ids.shape[1], input_ids.shape[1], host.context)
+    check_context(None, None, input_ids.shape[1], input_ids.shape[1], host.shape.n_positions)
     return fit_to(model, input_ids, {site: original_norm(model.get_submodule(site), model) for site in chosen})
 
 
@@ -92,13 +92,12 @@ def fit_to(
     modes = [(part, part.training) for part in model.modules()]
     fittings = {site: Fitting(site, norm, targets[site]) for site, norm in norms.items()}
     try:
-        for site, fitting in fittings.items():
-            model.set_submodule(site, fitting)
+        install(model, fittings)
         model.train(False)
-        host_of(model).run(input_ids)
+        with hooked(model):
+            host_of(model).run(input_ids)
     finally:
-        for site, norm in norms.items():
-            model.set_submodule(site, norm)
+        install(model, norms)
         for part, mode in modes:
             part.training = mode
     for site, fitting in fittings.items():
@@ -130,7 +129,7 @@ def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[
     if len(ids) < LEAST_TOKENS:
         raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens, got {len(ids)}")
     host = host_of(model)
-    length = min(len(ids), host.context)
+    length = min(len(ids), host.shape.window)
     rows = torch.tensor(ids[: min(len(ids) // length, MOST_ROWS) * length]).view(-1, length)
     return rows.to(host.weight.device)
 
@@ -152,7 +151,7 @@ class Fitting(nn.Module):
 
     def _fit(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
         """Fit a copy of the norm; return its output for ``x``."""
-        trial, target = copy.deepcopy(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
+        trial, target = copy_without_hooks(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
         if isinstance(trial, FrozenLayerNorm):
             trial.is_first = None  # of the rows that were read before
             if trial.calibration is None:

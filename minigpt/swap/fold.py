@@ -1,6 +1,5 @@
 """Rewrite a model's weights so that its norms do less, with the same logits: fold scales and shifts, centre writers."""
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
+from minigpt.host import copy_without_hooks
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.model.mlp import Conv1D
@@ -88,7 +88,7 @@ def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None
     """Check that a norm returns the same when every element of a row grows by the same amount."""
     rows = _rows(embedding).double()
     with naming(norm):
-        bare = copy.deepcopy(norm).eval().double()
+        bare = copy_without_hooks(norm).eval().double()
         output, moved = bare(rows), bare(rows + 1)
     if not (output - moved).abs().max() <= 1e-5 * output.abs().max():
         raise NormError(f"{site} ({type(norm).__name__}) must subtract the mean of its rows for a model to be centred")
@@ -142,7 +142,7 @@ def _require_affine(norm: Any, site: str) -> None:
     """Check that a norm scales by its weight and shifts by its bias. Some multiply by 1 + weight, for example."""
     if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
         raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
-    bare = copy.deepcopy(norm).eval()
+    bare = copy_without_hooks(norm).eval()
     rows = _rows(norm.weight)
     whole = bare(rows).double()  # (8, C)
     bare.weight.fill_(1)

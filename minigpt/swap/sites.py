@@ -1,6 +1,5 @@
 """Replace norms in a model that is already loaded, sharing their Parameters."""
 
-import copy
 import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
-from minigpt.host import Host, host_of
+from minigpt.host import Host, copy_without_hooks, host_of, install
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.frozen import FrozenLayerNorm
@@ -30,10 +29,10 @@ def swap_norms(
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the Parameters of the old. Nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly, except for hooks: they go with the module they were put on. In place of a
-    fitted norm's Parameters it uses the checkpoint's. Its eps is the site's. A warning says if its class has another,
-    and what becomes of a scale or shift that the class lacks. Where a site multiplies by 1 + weight, the new norm gets
-    a weight of its own, which is larger by one.
+    swapping back restores the model exactly, except for hooks: they go with the module they were put on. A module that
+    stands at several paths is replaced at each. In place of a fitted norm's Parameters it uses the checkpoint's. Its
+    eps is the site's. A warning says if its class has another, and what becomes of a scale or shift that the class
+    lacks. Where a site multiplies by 1 + weight, the new norm gets a weight of its own, which is larger by one.
 
     Args:
         model: a ``minigpt.GPT2``, or any causal language model of transformers.
@@ -56,8 +55,7 @@ def swap_norms(
     for name, module in new.items():
         share(module, old[name], host)
     _require_runs(new[chosen[0]], host)
-    for name, module in new.items():
-        model.set_submodule(name, module)
+    install(model, new)
     remarks = {note for module in new.values() for note in norms.notes(module)}
     if not hasattr(host.root, "norm_modules") and any(isinstance(module, FrozenLayerNorm) for module in new.values()):
         remarks.add("frozen norms count positions from 0 in each call of this model: use no cache and no left padding")
@@ -172,7 +170,7 @@ def _require_runs(norm: nn.Module, host: Host) -> None:
     """
     if norms.is_ours(type(norm)) or host.weight.is_meta:
         return
-    trial, inner = copy.deepcopy(norm).eval(), norm.norm if isinstance(norm, AdaptedNorm) else norm
+    trial, inner = copy_without_hooks(norm).eval(), norm.norm if isinstance(norm, AdaptedNorm) else norm
     x = torch.arange(2.0 * record_of(norm).site.width).sin().view(1, 2, -1).to(host.weight)
     try:
         with naming(inner), torch.random.fork_rng(devices=[]):

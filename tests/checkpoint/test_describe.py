@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import random_model
 from checkpoints import edit_tensors, reference, saved, tiny_bpe
 
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.pretrained import describe
+from minigpt.checkpoint.transformers_model import describe_other
 from minigpt.cli import app
 
 
@@ -61,3 +63,19 @@ def test_info_counts_the_tokens_and_names_those_without_an_embedding(
     backend.save(str(tmp_path / "tokenizer.json"))
     app(["info", str(tmp_path)], standalone_mode=False)
     assert "301 tokens; the model has no embedding for <tool 10>" in " ".join(capsys.readouterr().out.split())
+
+
+def test_another_architecture_is_described_without_its_weights(tmp_path: Path) -> None:
+    model = random_model("gemma3")
+    model.save_pretrained(tmp_path)
+    facts = describe_other(tmp_path)
+    assert facts["architecture"] == "gemma3_text, Gemma3ForCausalLM of transformers"
+    assert facts["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert {name: facts[name] for name in ("layers", "width", "context", "vocabulary", "dtype")} == {
+        "layers": 2, "width": 32, "context": 40, "vocabulary": 96, "dtype": "float32",
+    }  # fmt: skip
+    assert facts["norms"][0] == "model.layers.*.self_attn.q_norm: 2 rms_norm, eps 1e-06, 1 + weight"
+    assert facts["norms"][-1] == "model.norm: 1 rms_norm, eps 1e-06, 1 + weight"
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no safetensors file"):
+        describe_other(tmp_path)

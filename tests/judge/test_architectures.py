@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from architectures import ARCHITECTURES, HEADS, random_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -16,46 +17,13 @@ from torch import Tensor, nn
 import minigpt
 from minigpt.host import host_of
 
-SIZES = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 40,
-}  # fmt: skip
-GROUPED = SIZES | {"num_key_value_heads": 2}
-OF_BLOOM = {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}
-CONFIGS: dict[str, tuple[Any, str, str]] = {  # the config, the norm of its sites, and a site
-    "llama": (transformers.LlamaConfig(**GROUPED), "rms", "model.layers.1.input_layernorm"),
-    "mistral": (transformers.MistralConfig(**GROUPED), "rms", "model.layers.1.post_attention_layernorm"),
-    "qwen2": (transformers.Qwen2Config(**GROUPED), "rms", "model.norm"),
-    "qwen3": (transformers.Qwen3Config(**GROUPED, head_dim=8), "rms", "model.layers.1.self_attn.q_norm"),
-    "gemma": (transformers.GemmaConfig(**GROUPED, head_dim=8), "rms", "model.layers.0.input_layernorm"),
-    "gemma2": (transformers.Gemma2Config(**GROUPED, head_dim=8), "rms", "model.layers.1.pre_feedforward_layernorm"),
-    "gemma3": (transformers.Gemma3TextConfig(**GROUPED, head_dim=8), "rms", "model.layers.1.self_attn.k_norm"),
-    "phi": (transformers.PhiConfig(**SIZES), "fused", "model.final_layernorm"),
-    "olmo": (transformers.OlmoConfig(**SIZES), "fused", "model.layers.1.input_layernorm"),
-    "olmo2": (transformers.Olmo2Config(**SIZES), "rms", "model.layers.1.post_feedforward_layernorm"),
-    "pythia": (transformers.GPTNeoXConfig(**SIZES), "fused", "gpt_neox.layers.1.input_layernorm"),
-    "opt": (
-        transformers.OPTConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
-                               max_position_embeddings=40, word_embed_proj_dim=32),
-        "fused", "model.decoder.layers.1.final_layer_norm",
-    ),
-    "bloom": (transformers.BloomConfig(**OF_BLOOM), "fused", "transformer.word_embeddings_layernorm"),
-    "falcon": (transformers.FalconConfig(**SIZES), "fused", "transformer.h.1.input_layernorm"),
-    "stablelm": (transformers.StableLmConfig(**SIZES, num_key_value_heads=4), "fused", "model.norm"),
-}  # fmt: skip
 FEW = ["qwen3", "pythia"]
-EVERY = [pytest.param(name, marks=() if name in FEW else pytest.mark.thorough) for name in CONFIGS]
+EVERY = [
+    pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
+    for name in ARCHITECTURES
+    if name not in ("gpt2", "mamba")
+]
 PROMPTS = [[5, 17, 3, 80, 41, 9], [60, 2, 2, 33]]
-
-
-def model_of(name: str) -> Any:
-    """A model with random weights, every norm of which has a scale and shift of its own."""
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name][0]).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3) if parameter.ndim > 1 else parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def save(name: str) -> Path:
         if not (root / name).exists():
-            model_of(name).save_pretrained(root / name)
+            random_model(name).save_pretrained(root / name)
         return root / name
 
     return save
@@ -82,6 +50,15 @@ class WrongEps(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weight, 4.0)
+
+
+class OtherEps(nn.LayerNorm):
+    """A LayerNorm with an eps of its own."""
+
+    exact = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, 4.0)
 
 
 class WithoutOne(WrongEps):
@@ -112,7 +89,7 @@ def judged(original: minigpt.Original, **options: Any) -> minigpt.ParityReport:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: str, folder: Any) -> None:
-    _, right, site = CONFIGS[name]
+    right, site = ARCHITECTURES[name].norm, ARCHITECTURES[name].site
     original = minigpt.Original(folder(name), dtype=dtype, device="cpu", prompts=PROMPTS, max_new_tokens=4)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder(name))
     norms = [path for path, module in model.named_modules() if "norm" in type(module).__name__.lower()]
@@ -127,9 +104,11 @@ def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: st
     )  # fmt: skip
     assert other.first_off is not None
     assert other.first_off.place == site
-    if right == "rms":
-        wrong = judged(original, norm=WrongEps, sites=site)
-        assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)
+    wrong = judged(original, norm=WrongEps if right == "rms" else OtherEps, sites=site)
+    assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)
+    held = original.judge(model.to(original.dtype))
+    assert (held.outcome, held.missing) == ("PASS", [])
+    assert held.decoding is not None
 
 
 @pytest.mark.parametrize("name", ["gemma", pytest.param("gemma3", marks=pytest.mark.thorough)])
@@ -138,7 +117,7 @@ def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name:
     report = judged(original, norm="rms")
     assert report.passed
     assert report.notes == ["the sites multiply by 1 + weight; the new norms' weight is that sum"]
-    site = CONFIGS[name][2]
+    site = ARCHITECTURES[name].site
     wrong = judged(original, norm=WithoutOne, sites=site)
     assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)
 
@@ -155,7 +134,7 @@ def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name:
 def test_the_site_that_rounds_elsewhere_is_named(name: str, other: Any, same: Any, words: str, folder: Any) -> None:
     """In half precision one rounding more is within twice transformers' own error, so it passes with a note."""
     original = minigpt.Original(folder(name), dtype="bfloat16", device="cpu", prompts=PROMPTS, max_new_tokens=0)
-    site = CONFIGS[name][2]
+    site = ARCHITECTURES[name].site
     report = judged(original, norm=other, sites=site)
     assert report.outcome == "PASS"
     assert report.notes[0].startswith(f"at {site} a row is {words}")
@@ -208,13 +187,90 @@ def test_a_model_that_the_caller_holds(folder: Any) -> None:
     report = minigpt.parity(model, **options)
     assert report.first_off is not None
     assert report.first_off.place == "gpt_neox.layers.1.input_layernorm"
+    assert report.decoding is not None
+    assert report.decoding.ratio > 4
+
+
+@pytest.mark.parametrize("name", ["mamba", "openai-gpt"])
+def test_recurrent_models_and_those_without_a_cache_are_read_token_by_token(name: str, folder: Any) -> None:
+    original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS, max_new_tokens=4)
+    assert original.decoding_floor.rms < 1e-5 * original.decoding_floor.scale
+    report = judged(original, norm=ARCHITECTURES[name].norm)
+    assert (report.outcome, report.missing, report.greedy.tokens_compared) == ("PASS", [], 8)
+
+
+def compiled_whole(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def compiled_by_blocks(model: Any) -> Any:
+    for i, block in enumerate(model.gpt_neox.layers):
+        model.gpt_neox.layers[i] = torch.compile(block, backend="eager")
+    return model
+
+
+def compiled_in_place(model: Any) -> Any:
+    for block in model.gpt_neox.layers:
+        block.compile(backend="eager")
+    return model
+
+
+def compiled_forward(model: Any) -> Any:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("compiled", [compiled_whole, compiled_by_blocks, compiled_in_place, compiled_forward])
+def test_a_compiled_model_that_has_run_is_judged_and_swapped_by_the_paths_that_it_had(
+    compiled: Any, folder: Any
+) -> None:
+    model = compiled(transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval())
+    model(torch.tensor(PROMPTS[:1]))
+    options: dict[str, Any] = dict(against=folder("pythia"), prompts=PROMPTS, max_new_tokens=2)
+    assert {**minigpt.norm_sites(model)} == minigpt.norm_sites(random_model("pythia"))
+    report = minigpt.parity(model, gradients=True, **options)
+    assert (report.outcome, report.missing) == ("PASS", [])
+    assert report.notes == [
+        "The logits of whole texts are the compiled model's; the rest is computed without torch.compile."
+    ]
+    minigpt.swap_norms(model, "rms", "gpt_neox.layers.1.input_layernorm")
+    report = minigpt.parity(model, **options)
+    assert report.logits.ratio > 100
+    assert report.first_off is not None
+    assert report.first_off.place == "gpt_neox.layers.1.input_layernorm"
+
+
+def test_one_norm_at_two_sites_is_named_where_it_is_wrong(folder: Any) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval()
+    layers = model.gpt_neox.layers
+    layers[1].input_layernorm = layers[0].input_layernorm
+    report = minigpt.parity(model, against=folder("pythia"), prompts=PROMPTS, max_new_tokens=0)
+    assert report.first_off is not None
+    assert report.first_off.place == "gpt_neox.layers.1.input_layernorm"
+    errors = {site.site: site.propagated_error for site in report.norm_sites}
+    assert errors["gpt_neox.layers.0.input_layernorm"] < 1e-6
+
+
+def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = dict(device="cpu", max_new_tokens=0)
+    monkeypatch.setattr("minigpt.host.MOST_WINDOW", 16)
+    original = minigpt.Original(folder("pythia"), prompts=[[3] * 40], **options)
+    assert (original.config.n_positions, original.config.window) == (40, 16)
+    with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):
+        minigpt.Original(folder("pythia"), prompts=[[3] * 41], **options)
+    monkeypatch.setattr("minigpt.judge.prompts.MOST_PROMPT", 96 * 8)
+    with pytest.raises(minigpt.GenerationError, match=r"prompt 0 has 9 tokens, and with 96 logits each .* at most 8; "):
+        minigpt.Original(folder("pythia"), prompts=[[3] * 9], **options)
 
 
 def test_removal_and_bisection_swap_site_after_site(folder: Any) -> None:
     options: dict[str, Any] = dict(norm="rms", prompts=PROMPTS, max_new_tokens=0, device="cpu")
     report = minigpt.parity(folder("pythia"), remove=True, budget="kl=10", **options)
     assert report.removal is not None
-    assert {step.site for step in report.removal.steps} == {*minigpt.norm_sites(model_of("pythia"))}
+    assert {step.site for step in report.removal.steps} == {*minigpt.norm_sites(random_model("pythia"))}
     site = "model.layers.1.self_attn.q_norm"
     norms = {"*": "rms", site: WrongEps}
     report = minigpt.parity(folder("qwen3"), bisect=True, **options | {"norm": norms})
@@ -259,7 +315,7 @@ def test_a_folder_runs_no_code_and_lacks_no_weight(folder: Any, tmp_path: Path) 
 
 
 def test_the_tower_of_images_and_gated_norms_are_no_sites() -> None:
-    text = transformers.Gemma3TextConfig(**GROUPED, head_dim=8)
+    text = transformers.Gemma3TextConfig(**HEADS)
     vision = {"hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
     config = transformers.Gemma3Config(text_config=text.to_dict(), vision_config=vision)
     with torch.device("meta"):

@@ -121,7 +121,9 @@ def test_each_figure_names_the_tokens_that_it_is_of() -> None:
 
 def test_what_a_candidate_does_not_give_is_named() -> None:
     assert "Not judged" not in shown(report_with())
-    assert "gradients, attention" in shown(report_with(missing=["gradients", "attention"]))
+    text = shown(report_with(missing=["tokens one by one", "gradients"]))
+    assert "tokens one by one, since the candidate takes no cache of transformers" in text
+    assert "; gradients, since the candidate has none" in text
 
 
 @pytest.mark.parametrize(
