@@ -20,13 +20,16 @@ ROOT = Path(__file__).parent
 SOURCE, LIBRARY = ROOT / "minigpt/engine/kernel.c", ROOT / "minigpt/engine/libminigpt.so"
 SOURCES = ("simd.h", "model.h", "products.h", "kernel.c")  # each uses those before it
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
-LEVELS = {
+X86 = {
     "portable": [],
     "avx2": ["-march=x86-64-v3"],
+    "avxvnni": ["-march=x86-64-v3", "-mavxvnni"],
     "avx512": ["-march=x86-64-v4"],
     "vnni": ["-march=x86-64-v4", "-mavx512vnni"],
     "bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
 }
+ARM = {"portable": [], "dotprod": ["-march=armv8.2-a+dotprod"]}
+LEVELS = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}  # by the machine's name
 
 
 class KernelBuildHook(BuildHookInterface):
@@ -57,12 +60,13 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
     if compiler is None:
         raise FileNotFoundError("no C compiler")
     environment = {"MACOSX_DEPLOYMENT_TARGET": "11.0", **os.environ}  # as the wheel's tag says
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    threads = ["-fopenmp"] if sys.platform == "linux" else ["-fopenmp-simd"]
+    levels = LEVELS.get(platform.machine().lower(), {"portable": []})
+    # Apple's clang has no OpenMP: the kernel starts threads itself.
+    threads = ["-fopenmp"] if sys.platform == "linux" else ["-fopenmp-simd", "-pthread"]
     sources = zlib.crc32(b"".join(SOURCE.with_name(name).read_bytes() for name in SOURCES))
     with tempfile.TemporaryDirectory() as folder:
         objects = []
-        for level, flags in LEVELS.items() if is_x86 else [("portable", [])]:
+        for level, flags in levels.items():
             objects.append(f"{folder}/{level}.o")
             dispatch = ["-DDISPATCH", f"-DSOURCES={sources}u"] if level == "portable" else []
             command = [compiler, *FLAGS, *threads, *flags, *extra, *dispatch, f"-DLEVEL={level}"]

@@ -228,16 +228,32 @@ long NAMED(minigpt_memory, LEVEL)(const struct model *model, const struct rows *
     return layout_memory(&step, &me, threads - 1, NULL, longest);
 }
 
+struct call { /* of a function that threads run together */
+    const struct model *model;
+    const struct rows *rows;
+    long threads, longest;
+    char *memory;
+    const struct matrix *matrix; /* of a product, and its inputs and outputs */
+    const float *in;
+    float *out;
+    struct int8_block *panels; /* of a matrix that is rounded, and the number of slabs that threads have taken */
+    atomic_long slabs;
+};
+
+static void step_thread(long number, void *job) {
+    const struct call *call = job;
+    struct step step = {.model = call->model, .rows = call->rows, .threads = call->threads};
+    struct worker me;
+    layout_memory(&step, &me, number, call->memory, call->longest);
+    if (call->matrix) multiply(&me, call->matrix, NULL, call->in, call->out, LOGITS);
+    else run_step(&me);
+}
+
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
                                 char *memory) {
+    struct call call = {.model = model, .rows = rows, .threads = threads, .longest = longest, .memory = memory};
     memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + 3));
-#pragma omp parallel num_threads(threads)
-    {
-        struct step step = {.model = model, .rows = rows, .threads = threads};
-        struct worker me;
-        layout_memory(&step, &me, omp_get_thread_num(), memory, longest);
-        run_step(&me);
-    }
+    together(threads, step_thread, &call);
 }
 
 /* A product alone, without its bias. */
@@ -251,14 +267,10 @@ void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in,
                                    char *memory) {
     struct model model = {.width = matrix->in, .heads = 1};
     struct rows rows = {.count = count, .outputs = count};
+    struct call call = {.model = &model, .rows = &rows, .threads = threads, .memory = memory,
+                        .matrix = matrix, .in = in, .out = out};
     memset(memory, 0, sizeof(struct counter) * 3);
-#pragma omp parallel num_threads(threads)
-    {
-        struct step step = {.model = &model, .rows = &rows, .threads = threads};
-        struct worker me;
-        layout_memory(&step, &me, omp_get_thread_num(), memory, 0);
-        multiply(&me, matrix, NULL, in, out, LOGITS);
-    }
+    together(threads, step_thread, &call);
 }
 
 /* Round PANEL outputs and BLOCK inputs. A block with NaN or infinity gets the scale NaN. */
@@ -283,41 +295,62 @@ static void round_block(float values[BLOCK][PANEL], struct int8_block *block) {
     }
 }
 
-/* Round a matrix of floating-point numbers to INT8_PANELS. */
-void NAMED(minigpt_round, LEVEL)(const struct matrix *m, struct int8_block *panels, long threads) {
+static void round_slab(const struct matrix *m, struct int8_block *panels, long slab) {
     const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS;
     const int by_rows = m->form == FLOAT_ROWS || m->form == HALF_ROWS;
     const long blocks = padded(m->in, BLOCK) / BLOCK, k_step = by_rows ? 1 : m->out, o_step = by_rows ? m->in : 1;
-    (void)threads;
-#pragma omp parallel for num_threads(threads) collapse(2)
-    for (long slab = 0; slab < m->out; slab += SLAB)
-        for (long b = 0; b < blocks; b++)
-            for (long first = slab; first < m->out && first < slab + SLAB; first += PANEL) {
-                const long n = m->in - b * BLOCK < BLOCK ? m->in - b * BLOCK : BLOCK;
-                const long outs = m->out - first < PANEL ? m->out - first : PANEL;
-                float values[BLOCK][PANEL] __attribute__((aligned(64))) = {0};
-                const char *from = (const char *)m->weight + (is_half ? 2 : 4) * (first * o_step + b * BLOCK * k_step);
-                if (by_rows)
-                    for (long o = 0; o < outs; o++)
-                        for (long k = 0; k < n; k++) values[k][o] = value_at(from, o * o_step + k, is_half);
-                else
-                    for (long k = 0; k < n; k++)
-                        for (long o = 0; o < outs; o++) values[k][o] = value_at(from, k * k_step + o, is_half);
-                round_block(values, &panels[first / PANEL * blocks + b]);
-            }
+    for (long b = 0; b < blocks; b++)
+        for (long first = slab; first < m->out && first < slab + SLAB; first += PANEL) {
+            const long n = m->in - b * BLOCK < BLOCK ? m->in - b * BLOCK : BLOCK;
+            const long outs = m->out - first < PANEL ? m->out - first : PANEL;
+            float values[BLOCK][PANEL] __attribute__((aligned(64))) = {0};
+            const char *from = (const char *)m->weight + (is_half ? 2 : 4) * (first * o_step + b * BLOCK * k_step);
+            if (by_rows)
+                for (long o = 0; o < outs; o++)
+                    for (long k = 0; k < n; k++) values[k][o] = value_at(from, o * o_step + k, is_half);
+            else
+                for (long k = 0; k < n; k++)
+                    for (long o = 0; o < outs; o++) values[k][o] = value_at(from, k * k_step + o, is_half);
+            round_block(values, &panels[first / PANEL * blocks + b]);
+        }
+}
+
+static void round_thread(long number, void *job) {
+    struct call *call = job;
+    (void)number;
+    for (long slab; (slab = atomic_fetch_add(&call->slabs, 1) * SLAB) < call->matrix->out;)
+        round_slab(call->matrix, call->panels, slab);
+}
+
+/* Round a matrix of floating-point numbers to INT8_PANELS. */
+void NAMED(minigpt_round, LEVEL)(const struct matrix *matrix, struct int8_block *panels, long threads) {
+    struct call call = {.matrix = matrix, .panels = panels};
+    together(threads, round_thread, &call);
 }
 
 #if defined(DISPATCH) /* in one of the levels: of which sources the library is, and which level this processor has */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif !defined(__APPLE__)
+#include <sys/auxv.h>
+#endif
 uint32_t minigpt_sources(void) { return SOURCES; } /* their CRC-32, which kernel.py compares */
 
 int minigpt_supports(const char *level) {
 #if defined(__x86_64__)
+    unsigned a = 0, b, c, d; /* of which some compilers do not know the name */
+    if (!strcmp(level, "avxvnni"))
+        return minigpt_supports("avx2") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1 << 4;
     const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (!strcmp(level, "bf16")) return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
     if (!strcmp(level, "vnni")) return avx512 && __builtin_cpu_supports("avx512vnni");
     if (!strcmp(level, "avx512")) return avx512;
     if (!strcmp(level, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#elif defined(__APPLE__)
+    if (!strcmp(level, "dotprod")) return 1; /* as every Mac with ARM */
+#elif defined(__aarch64__)
+    if (!strcmp(level, "dotprod")) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
     return !strcmp(level, "portable");
 }

@@ -79,6 +79,41 @@ struct worker { /* a thread's own memory */
     float *packed;   /* (units, SLAB), weights for many rows */
 };
 
+typedef void thread_function(long number, void *job);
+
+/* Run a function by threads at the same time, numbered from 0: OpenMP's, which are PyTorch's too; without OpenMP new ones.
+ * There may be fewer than threads, if the system gives no more: they share chunks, and do not wait for each other. */
+#ifdef _OPENMP
+static void together(long threads, thread_function *run, void *job) {
+#pragma omp parallel num_threads(threads)
+    run(omp_get_thread_num(), job);
+}
+#else
+struct helper {
+    pthread_t thread;
+    thread_function *run;
+    void *job;
+    long number;
+};
+
+static void *help(void *argument) {
+    const struct helper *helper = argument;
+    helper->run(helper->number, helper->job);
+    return NULL;
+}
+
+static void together(long threads, thread_function *run, void *job) {
+    struct helper helpers[threads];
+    long count = 1;
+    for (; count < threads; count++) {
+        helpers[count] = (struct helper){.run = run, .job = job, .number = count};
+        if (pthread_create(&helpers[count].thread, NULL, help, &helpers[count])) break;
+    }
+    run(0, job);
+    while (--count) pthread_join(helpers[count].thread, NULL);
+}
+#endif
+
 typedef void chunk_function(struct worker *me, const void *job, long chunk);
 
 INLINE void pause_briefly(void) {

@@ -11,6 +11,7 @@ enum { SLAB = 64, STRIPE = 32, PIECE = 512 }; /* outputs; inputs; outputs that a
 enum { PARTS = 8 };                           /* of the inputs, at most */
 enum { FEW = 24, BATCH = 32 };                /* rows; more than FEW are many, and a chunk prepares BATCH of them */
 enum { KEPT = 768 };                          /* units of a slab that are packed together */
+enum { STREAMED = 3, STREAMS = 8, EARLY = 512 }; /* rows; inputs that are read together; columns to prefetch ahead */
 enum { SHARE = 16, FAR = 16 };                /* outputs that stay in a cache; slabs to prefetch ahead */
 enum after { STORE, ADD, ACTIVATE, LOGITS };  /* LOGITS: out is (R, padded), and takes the sums as they are */
 
@@ -160,7 +161,39 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
     }
 }
 
-/* Sums of a part of the inputs, for weights in columns. They are read in stripes of a few inputs, SLAB outputs at a time. */
+/* sums (rows, columns) += x (rows, units) times w (units, columns), for few rows. Memory is read in STREAMS sequences, each a
+ * row of w. */
+INLINE void stream(int rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step, long units,
+                   long columns, int is_half) {
+    const long size = is_half ? 2 : 4, whole = columns / LANES * LANES;
+    for (long k = 0, some; k < units; k += some, w += some * w_step * size) {
+        some = units - k < STREAMS ? 1 : STREAMS;
+        for (long c = 0; some == STREAMS && c < whole; c += LANES) {
+            if (c * size % LINE == 0) { /* behind the end of a row begins the next one of its sequence */
+                const long next = (c + EARLY < columns ? c + EARLY : STREAMS * w_step + c + EARLY - columns) * size;
+                for (int i = 0; i < STREAMS; i++) __builtin_prefetch(w + i * w_step * size + next, 0, 2);
+            }
+            vec weights[STREAMS];
+            for (int i = 0; i < STREAMS; i++) weights[i] = vec_at(w, i * w_step + c, is_half);
+            for (int r = 0; r < rows; r++) {
+                vec sum = *(stored *)(sums + r * step + c);
+                for (int i = 0; i < STREAMS; i++) sum = fused(sum, weights[i], x[r * x_step + k + i] - (vec){0});
+                *(stored *)(sums + r * step + c) = sum;
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            float *y = sums + r * step;
+            for (long c = 0; some == 1 && c < whole; c += LANES)
+                *(stored *)(y + c) = fused(*(stored *)(y + c), vec_at(w, c, is_half), x[r * x_step + k] - (vec){0});
+            for (int i = 0; i < some; i++)
+                for (long c = whole; c < columns; c++)
+                    y[c] = fused_one(y[c], x[r * x_step + k + i], value_at(w, i * w_step + c, is_half));
+        }
+    }
+}
+
+/* Sums of a part of the inputs, for weights in columns. For more than STREAMED rows they are read in stripes of a few inputs,
+ * SLAB outputs at a time. */
 INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
@@ -170,6 +203,12 @@ INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk
     const long later = (chunk + me->step->threads) % p->parts * p->part; /* where this thread probably goes on */
     float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
     for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * padded(count, SLAB));
+    if (rows <= STREAMED && !is_dot) {
+        const long k = part * p->part;
+        const char *w = (const char *)m->weight + (k * m->out + from) * size;
+        WITH_ROWS(rows, stream, p->operand + k, p->pitch, w, m->out, sums, p->step, last - k, count, is_half);
+        return;
+    }
     for (long k = part * p->part; k < last; k += stripe)
         for (long c = 0; c < count; c += SLAB) {
             const long n = last - k < stripe ? last - k : stripe, outs = count - c < SLAB ? count - c : SLAB;
@@ -224,12 +263,12 @@ INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, 
                  struct ahead ahead) {
     const int is_dot = is_half && HAS_DOT;
     const long lanes = LANES * (1 + is_dot), whole = n / lanes * lanes, size = is_half ? 2 : 4, x_size = is_dot ? 2 : 4;
-    vec sum[ROWS][VECS];
+    vec sum[ROWS][4];
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < outs; o++) sum[r][o] = (vec){0};
     for (long k = 0; k < whole; k += lanes) {
         prefetch_at(&ahead, k / lanes);
-        vec weights[VECS];
+        vec weights[4];
         for (int o = 0; o < outs; o++) weights[o] = vec_at(w + (o * n + k) * size, 0, is_half && !is_dot);
         for (int r = 0; r < rows; r++) {
             const vec inputs = *(const stored *)(x + r * x_step + k * x_size);
@@ -245,7 +284,7 @@ INLINE void dots(int rows, const char *x, long x_step, const char *w, float *y, 
     }
 }
 
-/* Sums for weights in rows, VECS outputs at a time; or one if rows are few, which reads memory in sequence. SHARE outputs
+/* Sums for weights in rows, as many outputs at a time as there are registers for. SHARE outputs
  * stay in a cache until all rows have passed. */
 INLINE void rows_chunk(const struct product *p, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
@@ -257,12 +296,13 @@ INLINE void rows_chunk(const struct product *p, long from, long count, int is_ha
         for (long r = 0, many; r < rows; r += many) {
             many = height(rows - r);
             for (long o = first, outs; o < last; o += outs) {
-                outs = rows >= 4 && last - o >= VECS ? VECS : 1;
+                outs = last - o < 4 ? 1 : many <= 3 ? 4 : VECS;
                 const long line = lanes * outs * size;
                 const char *x = (const char *)p->operand + r * x_size, *w = (const char *)m->weight + o * m->in * size;
                 const struct ahead ahead = turn(w + share * m->in * size, line, line, m->in / lanes, r, many, rows);
                 float *y = p->sums + r * p->step + o;
                 if (outs == 1) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 1, is_half, ahead)
+                else if (outs == 4) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 4, is_half, ahead)
                 else WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, VECS, is_half, ahead)
             }
         }
@@ -275,6 +315,8 @@ INLINE ivec add_pairs(ivec sum, ivec weights, ivec inputs) {
     return (ivec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)weights, (__m512i)inputs);
 #elif defined(__AVX512BW__)
     return sum + (ivec)_mm512_madd_epi16((__m512i)weights, (__m512i)inputs);
+#elif defined(__AVXVNNI__)
+    return (ivec)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)inputs);
 #elif defined(__AVX2__)
     return sum + (ivec)_mm256_madd_epi16((__m256i)weights, (__m256i)inputs);
 #elif defined(__SSE2__)
@@ -284,7 +326,51 @@ INLINE ivec add_pairs(ivec sum, ivec weights, ivec inputs) {
 #endif
 }
 
-/* sums (rows, panels) = x (rows, x_step) times panels of int8. A unit is two inputs, in 16 bits. */
+#if defined(__ARM_FEATURE_DOTPROD)
+enum { HAS_BYTES = 1 }; /* instructions that multiply four pairs of bytes */
+#else
+enum { HAS_BYTES = 0 };
+#endif
+
+/* whole (rows, panels) += x (rows, x_step) times a block of each panel. A unit of x is two inputs in 16 bits; with HAS_BYTES
+ * it is four high bytes of the block, and after those of all groups four low bytes less 128. */
+INLINE void int8_sums(int rows, const int32_t *x, long x_step, const struct int8_block *w, long blocks,
+                      ivec whole[ROWS][2 * PANEL / LANES], int panels, int from, int to) {
+    const int vecs = panels * PANEL / LANES;
+#if defined(__ARM_FEATURE_DOTPROD)
+    int32x4_t weights[2 * PANEL / LANES] = {0}; /* their sum, of which the low bytes are short 128 times */
+    for (int half = 0; half < 2; half++) {
+        for (int g = 0; g < BLOCK / 4; g++)
+            for (int v = 0; v < vecs; v++) {
+                const struct int8_block *block = &w[v * LANES / PANEL * blocks];
+                const int8x16_t four = vld1q_s8(block->weight[g][v * LANES % PANEL]);
+                if (!half && g >= from && g < to) __builtin_prefetch(block[panels * blocks].weight[g][v * LANES % PANEL], 0, 2);
+                if (half) weights[v] = vdotq_s32(weights[v], four, vdupq_n_s8(1));
+                for (int r = 0; r < rows; r++) {
+                    const int32_t inputs = x[r * x_step + half * BLOCK / 4 + g];
+                    whole[r][v] = (ivec)vdotq_s32((int32x4_t)whole[r][v], four, vreinterpretq_s8_s32(vdupq_n_s32(inputs)));
+                }
+            }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vecs; v++) whole[r][v] = half ? whole[r][v] + ((ivec)weights[v] << 7) : whole[r][v] << 8;
+    }
+#else
+    for (int g = 0; g < BLOCK / 4; g++)
+        for (int v = 0; v < vecs; v++) {
+            const struct int8_block *block = &w[v * LANES / PANEL * blocks];
+            const svec four = *(const svec *)block->weight[g][v * LANES % PANEL];
+            if (g >= from && g < to) __builtin_prefetch(block[panels * blocks].weight[g][v * LANES % PANEL], 0, 2);
+            const ivec first = (ivec)(four << 8 >> 8), second = (ivec)(four >> 8);
+            for (int r = 0; r < rows; r++) {
+                const int32_t *inputs = x + r * x_step + 2 * g;
+                whole[r][v] = add_pairs(whole[r][v], first, (ivec){0} + inputs[0]);
+                whole[r][v] = add_pairs(whole[r][v], second, (ivec){0} + inputs[1]);
+            }
+        }
+#endif
+}
+
+/* sums (rows, panels) = x (rows, x_step) times panels of int8. */
 INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scales, long blocks, const struct int8_block *w,
                       float *sums, long step, int panels, int from, int to) {
     const int vecs = panels * PANEL / LANES;
@@ -295,18 +381,7 @@ INLINE void int8_tile(int rows, const int32_t *x, long x_step, const float *scal
         ivec whole[ROWS][2 * PANEL / LANES];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) whole[r][v] = (ivec){0};
-        for (int g = 0; g < BLOCK / 4; g++)
-            for (int v = 0; v < vecs; v++) {
-                const struct int8_block *block = &w[v * LANES / PANEL * blocks + b];
-                const svec four = *(const svec *)block->weight[g][v * LANES % PANEL];
-                if (g >= from && g < to) __builtin_prefetch(block[panels * blocks].weight[g][v * LANES % PANEL], 0, 2);
-                const ivec first = (ivec)(four << 8 >> 8), second = (ivec)(four >> 8);
-                for (int r = 0; r < rows; r++) {
-                    const int32_t *inputs = x + r * x_step + b * BLOCK / 2 + 2 * g;
-                    whole[r][v] = add_pairs(whole[r][v], first, (ivec){0} + inputs[0]);
-                    whole[r][v] = add_pairs(whole[r][v], second, (ivec){0} + inputs[1]);
-                }
-            }
+        int8_sums(rows, x + b * BLOCK / 2, x_step, w + b, blocks, whole, panels, from, to);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) {
                 const stored *scale = (const stored *)&w[v * LANES / PANEL * blocks + b].scale[v * LANES % PANEL];
@@ -347,6 +422,11 @@ static void quantize(const float *x, long count, int16_t *units, float *scales) 
         int16_t rounded[BLOCK] = {0};
         for (long i = 0; i < n; i++) rounded[i] = (int16_t)rintf(is_finite ? x[i] * factor : 0);
         memcpy(units + b * BLOCK, rounded, sizeof rounded);
+        for (long i = 0; HAS_BYTES && i < BLOCK; i++) { /* in the order of the weights: inputs 0, 2, 1, 3 of a group */
+            const long place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
+            ((int8_t *)(units + b * BLOCK))[place] = (int8_t)(rounded[i] >> 8);
+            ((int8_t *)(units + b * BLOCK))[BLOCK + place] = (int8_t)((rounded[i] & 255) - 128);
+        }
         scales[b] = is_finite ? most / INT16_MAX : NAN;
     }
 }

@@ -10,7 +10,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #else
-#define omp_get_thread_num() 0
+#include <pthread.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>

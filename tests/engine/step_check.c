@@ -1,4 +1,5 @@
-/* A step of a small model of random numbers, for every form of weights: prints the logits. It needs no Python. */
+/* A step of a small model of random numbers, for every form of weights: prints the logits. It needs no Python. Its argument
+ * is the number of threads. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -40,7 +41,8 @@ static struct norm norm(long kind) {
     return (struct norm){numbers(WIDTH, 1, 0), numbers(WIDTH, 1, 0), kind, 1e-5f, 0.5f, 2, 1};
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    const long threads = count > 1 ? atol(arguments[1]) : 1;
     for (long form = FLOAT_COLUMNS; form <= INT8_PANELS; form++) {
         const long is_half = form == HALF_COLUMNS || form == HALF_ROWS, size = LENGTH * WIDTH;
         const long head = form < FLOAT_ROWS ? form + FLOAT_ROWS : form; /* the head's weight is always in rows */
@@ -51,10 +53,10 @@ int main(void) {
         struct model model = {LAYERS, WIDTH, HEADS, INNER, is_half, form, numbers(WORDS * WIDTH, 1, is_half),
                               numbers(LENGTH * WIDTH, 1, is_half), layers, norm(LAYER_NORM), matrix(WIDTH, WORDS, head)};
         /* A token of each of COUNT texts, which have read others before; then LENGTH tokens of one text. */
-        int64_t tokens[LENGTH], slots[LENGTH], columns[LENGTH], wanted[COUNT];
+        int64_t tokens[LENGTH], slots[LENGTH], columns[LENGTH], output_rows[COUNT];
         float *logits = numbers(COUNT * padded(WORDS, SLAB), 0, 0);
         const int has_half_cache = is_half || form == INT8_PANELS;
-        struct rows rows = {.tokens = tokens, .slots = slots, .columns = columns, .outputs = COUNT, .wanted = wanted,
+        struct rows rows = {.tokens = tokens, .slots = slots, .columns = columns, .outputs = COUNT, .output_rows = output_rows,
                             .cache = numbers(LAYERS * 2 * COUNT * size, 1, has_half_cache), .is_half = has_half_cache,
                             .layer_stride = 2 * COUNT * size, .value_stride = COUNT * size, .slot_stride = size,
                             .head_stride = LENGTH * (WIDTH / HEADS), .logits = logits};
@@ -62,9 +64,9 @@ int main(void) {
             rows.count = is_one ? LENGTH : COUNT;
             for (long r = 0; r < rows.count; r++)
                 tokens[r] = 3 * r, slots[r] = is_one ? 0 : r, columns[r] = is_one ? r : LENGTH - 1 - r;
-            for (long r = 0; r < COUNT; r++) wanted[r] = is_one ? 4 * r : r;
-            char *memory = aligned_alloc(64, padded(minigpt_memory_portable(&model, &rows, 1, LENGTH), 64));
-            minigpt_step_portable(&model, &rows, 1, LENGTH, memory);
+            for (long r = 0; r < COUNT; r++) output_rows[r] = is_one ? 4 * r : r;
+            char *memory = aligned_alloc(64, padded(minigpt_memory_portable(&model, &rows, threads, LENGTH), 64));
+            minigpt_step_portable(&model, &rows, threads, LENGTH, memory);
             for (long r = 0; r < COUNT; r++)
                 for (long o = 0; o < WORDS; o++) printf("%.9g\n", logits[r * padded(WORDS, SLAB) + o]);
         }

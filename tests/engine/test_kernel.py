@@ -432,7 +432,8 @@ def test_bits_do_not_depend_on_how_a_compiler_rounds_chains(
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("is about x86")
     module, library = build_module(), tmp_path / "chains.so"
-    monkeypatch.setattr(module, "LEVELS", {"portable": [], "avx2": ["-march=x86-64-v3", "-mtune=znver3"]})
+    levels = {"portable": [], "avx2": ["-march=x86-64-v3", "-mtune=znver3"]}
+    monkeypatch.setattr(module, "LEVELS", {platform.machine().lower(): levels})
     module.build(library)
     monkeypatch.setenv("MINIGPT_KERNEL_LIBRARY", str(library))
     kernel.load.cache_clear()
