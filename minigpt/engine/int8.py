@@ -3,6 +3,7 @@
 C embedding, V vocabulary, R rows: every token of a batch is one.
 """
 
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -130,6 +131,22 @@ def why_not_drafted(model: GPT2) -> str | None:
     if sum(parameter.nbytes for parameter in model.parameters()) <= CACHED_BYTES:
         return f"the weights take at most {CACHED_BYTES >> 20} MiB, which a processor's cache holds"
     return kernel.why_not(model)
+
+
+def int8_share(model: GPT2) -> float:
+    """Return the bytes of a weight in eight bits, of those of the model's own weights."""
+    return (1 + SCALES / (PANEL * BLOCK)) / model.wte.weight.itemsize
+
+
+def rounding_seconds(model: GPT2) -> float:
+    """Return about how long ``drafter_of`` takes, by rounding one layer: almost nothing if that is kept already.
+
+    Raises:
+        ConfigError: if a weight of that layer is not finite.
+    """
+    weight, start = model.get_parameter("h.0.attn.c_proj.weight"), time.perf_counter()
+    _kept_panels(weight, by_rows=False)
+    return (time.perf_counter() - start) * sum(part.numel() for part in model.parameters()) / weight.numel()
 
 
 _panels: MutableMapping[Tensor, tuple[Any, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its state, its panels

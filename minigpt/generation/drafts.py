@@ -7,12 +7,12 @@ the same as without a draft. A correct token of the draft saves a step; a wrong 
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from statistics import median_low
 
-import torch
-
-from minigpt.engine.int8 import drafter_of, why_not_drafted
+from minigpt.engine.int8 import drafter_of, int8_share, rounding_seconds, why_not_drafted
 from minigpt.engine.reader import Reader
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation.choosing import next_tokens
@@ -23,7 +23,8 @@ MOST = 8  # tokens of a draft
 TRIAL = 16  # steps without a draft, after which one token is tried
 MEASURED = 5  # times of which the median counts, since some steps are interrupted
 FADING = 0.8  # what older tokens count at each draft
-REPAYING = {torch.float32: 64, torch.bfloat16: 192}  # tokens of a text that repay the rounding of the weights
+GAIN = 1.1  # how many times as fast a text must become, or there are no drafts
+VERIFYING = 0.1  # of a step, for each token of a draft, until it is measured
 
 
 class DraftLength:
@@ -33,7 +34,7 @@ class DraftLength:
     """
 
     def __init__(self) -> None:
-        self.right, self.wrong = 1.0, 0.5  # drafted tokens, the older ones fading
+        self.right, self.wrong = 1.8, 0.2  # drafted tokens, the older ones fading
         self.plain, self.each = deque[float](maxlen=MEASURED), deque[float](maxlen=MEASURED)
         self.steps = 0
 
@@ -42,9 +43,29 @@ class DraftLength:
         self.steps += 1
         if not self.plain or not self.each:
             return len(self.plain)  # the first step has no draft, and the second one token
-        step, each, p = median_low(self.plain), median_low(self.each), self.right / (self.right + self.wrong)
-        best = max(range(MOST + 1), key=lambda k: sum(p**i for i in range(k + 1)) / (step + k * each))
-        return best or int(self.steps % TRIAL == 0)
+        step = median_low(self.plain)
+        best, seconds = self.best(step, median_low(self.each))
+        return best if step > GAIN * seconds else int(self.steps % TRIAL == 0)
+
+    def best(self, step: float, each: float) -> tuple[int, float]:
+        """Return the best length and the seconds of a token then; by the seconds of a step and of a drafted token."""
+        p = self.right / (self.right + self.wrong)
+        seconds = {k: (step + k * each) / sum(p**i for i in range(k + 1)) for k in range(MOST + 1)}
+        return min(seconds.items(), key=lambda item: item[1])
+
+    def repays(self, tokens: int, share: float, rounding: Callable[[], float]) -> bool:
+        """Return True if so many tokens probably repay the rounding of the weights.
+
+        Args:
+            share: the bytes of a weight in eight bits, of those of the model's own.
+            rounding: returns the seconds that the rounding takes.
+        """
+        if len(self.plain) <= MEASURED // 2:
+            return False
+        step = median_low(self.plain)
+        _, seconds = self.best(step, (share + VERIFYING) * step)
+        left = tokens * (step - GAIN * seconds)
+        return left > 0 and left > GAIN * rounding()
 
     def learn(self, drafted: int, right: int, seconds: float) -> None:
         """Note how many tokens of the last draft were right, and the seconds that it and its step took."""
@@ -70,7 +91,8 @@ class Drafts:
     The int8 form reads the model's own cache. What it adds there is overwritten when the draft is verified.
 
     Args:
-        draft: "int8" makes the int8 form now; "auto" makes it when a text has enough tokens left to repay that.
+        draft: "int8" makes the int8 form now; "auto" when that probably makes the rest of a text faster: it times the
+            first steps, and how long one layer takes to round.
 
     Raises:
         ConfigError: if draft is "int8", and the decoding kernel does not serve the model.
@@ -83,14 +105,19 @@ class Drafts:
         self._begun = 0.0
 
     def guess(self, row: Row, reader: Reader) -> list[int] | None:
-        """Return tokens that may follow the only row, to be read with its last token; None before drafts pay."""
-        if self.int8 is None and self.is_auto and row.left + 1 >= REPAYING[self.model.wte.weight.dtype]:
-            self.is_auto = False
-            with suppress(ConfigError):  # a weight that is not finite, or a hook since the beginning
-                self.int8 = drafter_of(self.model)
-        if self.int8 is None or reader.kernel is None:
+        """Return tokens that may follow the only row, to be read with its last token; None if there is no kernel."""
+        if reader.kernel is None or (self.int8 is None and not self.is_auto):
             return None
+        try:
+            if self.int8 is None and self.length.repays(
+                row.left + 1, int8_share(self.model), partial(rounding_seconds, self.model)
+            ):
+                self.int8 = drafter_of(self.model)
+        except ConfigError:  # a weight that is not finite, or a hook since the beginning
+            self.is_auto = False
         self._begun = time.perf_counter()
+        if self.int8 is None:
+            return []  # the step is timed
         first = reader.lengths[0]
         room = min(row.left, reader.columns - first) - 1
         return self._written(row, range(first, first + min(self.length.next(), room)), reader)

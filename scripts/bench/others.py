@@ -10,7 +10,6 @@ ctranslate2 llama-cpp-python gguf``.
 
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -170,8 +169,7 @@ def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None
 
 
 if __name__ == "__main__":
-    scripts = str(Path(__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [scripts, os.environ.get("PYTHONPATH")]))
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/, where the processes of the programs look too
     OTHERS.update({"ctranslate2": "bench.others:CTranslate2", "llama.cpp": "bench.others:LlamaCpp"})
     KINDS["llama.cpp"] = GGML_TYPES
     sys.argv[1:1] = ["bench", "generate"]

@@ -17,7 +17,9 @@ FORMS = {"float columns": 2e-6, "half columns": 1e-4, "float rows": 2e-6, "half 
 
 
 def build(program: Path, compiler: str = "gcc", *flags: str) -> Path:
-    subprocess.run([compiler, *FLAGS, *flags, str(SOURCE), "-o", str(program), "-lm", "-pthread"], check=True, timeout=100)
+    subprocess.run(
+        [compiler, *FLAGS, *flags, str(SOURCE), "-o", str(program), "-lm", "-pthread"], check=True, timeout=100
+    )
     return program
 
 
