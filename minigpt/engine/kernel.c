@@ -331,7 +331,7 @@ void NAMED(minigpt_round, LEVEL)(const struct matrix *matrix, struct int8_block 
 #if defined(DISPATCH) /* in one of the levels: of which sources the library is, and which level this processor has */
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif !defined(__APPLE__)
+#elif defined(__aarch64__) && !defined(__APPLE__)
 #include <sys/auxv.h>
 #endif
 uint32_t minigpt_sources(void) { return SOURCES; } /* their CRC-32, which kernel.py compares */

@@ -11,17 +11,8 @@ from typing import Any
 from minigpt.study.study import CellRow
 from minigpt.study.table import format_figure, format_setting, summarize
 
-GGML_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and llama.cpp's names
+KINDS = ("float32", "bfloat16", "int8")
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-TIMED = {  # a row: its result, and which of our contestants
-    "one text, float32": ("float32", "undrafted"), "one text, float32, drafts": ("float32", "minigpt"),
-    "one text, bfloat16": ("bfloat16", "undrafted"), "one text, bfloat16, drafts": ("bfloat16", "minigpt"),
-    "one text, int8": ("int8", "minigpt"),
-    **{f"16 texts, {kind}": (f"{kind}-16", "minigpt") for kind in GGML_TYPES},
-}  # fmt: skip
-PEERS = ("transformers", "ctranslate2", "llama.cpp")
-SPEED_HEADS = ["tokens a second, prompt included", "minigpt", "transformers", "CTranslate2", "llama.cpp"]
-READ_HEADS = ["reading 512 tokens, ms", "minigpt", "transformers", "llama.cpp"]
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy")
 STUDIES = {"swap": AT_THE_SWAP, "centred": ("ratio", *AT_THE_SWAP), "one-site": AT_THE_SWAP, "recover": AFTER,
@@ -34,36 +25,47 @@ def markdown(heads: list[str], lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
 
 
-def timed(name: str) -> dict[str, Any]:
-    """Return a result of ``minigpt bench generate``, its contestants by name."""
-    report = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return report | {"contestants": {one["name"]: one for one in report["contestants"]}}
+Timings = dict[tuple[str, str, str, str], dict[str, Any]]  # by level, shape, kind and program
 
 
-def figure(report: dict[str, Any], name: str, phase: str, format: str) -> str:
-    """Return a contestant's figure, with its kind where that is another than ours; "" if it was not timed."""
-    ours = report["plan"]["kind"]
-    if (one := report["contestants"].get(name)) is None:
-        return ""
-    number = one[phase] if isinstance(one[phase], float) else one[phase]["median"]
-    return f"{number:{format}}" + ("" if one["kind"] in (ours, GGML_TYPES[ours]) else f" ({one['kind']})")
+def timings() -> Timings:
+    """Return the rows of ``scripts/bench/levels.py``."""
+    results = json.loads((RESULTS / "levels-cpu-xeon.json").read_text(encoding="utf-8"))
+    return {(row["level"], row["shape"], row["kind"], row["name"]): row for row in results["rows"]}
 
 
 def speed() -> str:
-    """Return the table of ``minigpt bench generate``."""
-    lines = []
-    for label, (name, ours) in TIMED.items():
-        report = timed(f"generate-cpu-zen4-{name}")
-        lines.append([label, *(figure(report, one, "tokens_per_second", ".1f") for one in (ours, *PEERS))])
-    return markdown(SPEED_HEADS, lines)
+    """Return the tables of all levels: one text, 16 texts, and the reading of a prompt."""
+    rows = timings()
+    levels = list(dict.fromkeys(level for level, *_ in rows))
+    programs = {  # of a table: its columns, as kind and program
+        "one text": [(kind, name) for kind in KINDS for name in ("minigpt", "undrafted", "llama.cpp")][:-2],
+        "16 texts": [(kind, name) for kind in KINDS for name in ("minigpt", "llama.cpp")],
+    }
+    programs["one text"].append(("int8", "llama.cpp"))
+    programs["reading 512"] = programs["16 texts"]
+    tables = []
+    for shape, columns in programs.items():
+        phase, format, unit = (
+            ("prefill_ms", ".0f", "ms") if shape == "reading 512" else ("tokens_per_second", ".1f", "tokens/s")
+        )
+        heads = [f"{shape}, {unit}", *(kind if name == "minigpt" else name for kind, name in columns)]
+        lines = [[level, *(f"{rows[level, shape, *column][phase]:{format}}" for column in columns)] for level in levels]
+        tables.append(markdown(heads, lines))
+    return "\n\n".join(tables)
 
 
-def reading() -> str:
-    """Return the table of reading a prompt."""
-    reports = {kind: timed(f"read-cpu-zen4-{kind}") for kind in GGML_TYPES}
-    names = ("minigpt", "transformers", "llama.cpp")
-    lines = [[kind, *(figure(report, name, "prefill_ms", ".0f") for name in names)] for kind, report in reports.items()]
-    return markdown(READ_HEADS, lines)
+def speed_in_short() -> str:
+    """Return the table of the best level and of AVX2, in tokens a second."""
+    rows, lines = timings(), []
+    levels = (next(iter(rows))[0], "avx2")
+    shown = [("one text", kind) for kind in KINDS] + [("16 texts", "float32")]
+    for what in shown:
+        figures = [
+            rows[level, *what, name]["tokens_per_second"] for level in levels for name in ("minigpt", "llama.cpp")
+        ]
+        lines.append([", ".join(what), *(f"{figure:.1f}" for figure in figures)])
+    return markdown(["tokens a second", "AVX-512", "llama.cpp", "AVX2", "llama.cpp"], lines)
 
 
 def rows(study: str) -> list[CellRow]:
@@ -112,7 +114,7 @@ def gpu() -> str:
 
 if __name__ == "__main__":
     print(f"gpu\n\n{gpu()}\n")
-    print(f"speed\n\n{speed()}\n\n{reading()}\n")
+    print(f"speed\n\n{speed()}\n\n{speed_in_short()}\n")
     print(f"attention\n\n{attention()}\n")
     for study in STUDIES:
         print(f"{study}\n\n{of_study(study)}\n")
