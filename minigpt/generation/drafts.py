@@ -62,10 +62,9 @@ class DraftLength:
         """
         if len(self.plain) <= MEASURED // 2:
             return False
-        step = median_low(self.plain)
+        step = min(self.plain)  # some were interrupted, and would promise too much
         _, seconds = self.best(step, (share + VERIFYING) * step)
-        left = tokens * (step - GAIN * seconds)
-        return left > 0 and left > GAIN * rounding()
+        return step > GAIN * seconds and tokens * (step - seconds) > rounding()
 
     def learn(self, drafted: int, right: int, seconds: float) -> None:
         """Note how many tokens of the last draft were right, and the seconds that it and its step took."""

@@ -193,7 +193,7 @@ def test_what_repays() -> None:
         length.plain.extend([0.01, 0.01, 0.5])
         _, token = length.best(0.01, (share + 0.1) * 0.01)
         assert token == pytest.approx(0.01 - gain, abs=2e-4)
-        repaid = 100 * (0.01 - 1.1 * token) / 1.1  # seconds that 100 tokens save
+        repaid = 100 * (0.01 - token)  # seconds that 100 tokens save
         assert length.repays(100, share, lambda seconds=0.99 * repaid: seconds)
         assert not length.repays(100, share, lambda seconds=1.01 * repaid: seconds)
     assert not length.repays(10_000, 0.9, lambda: 0.0), "drafts cost as much as steps"
