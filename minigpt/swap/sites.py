@@ -19,6 +19,7 @@ from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 
 EPS = 1e-5  # of a site that has none
+MOST_SITES = 32  # that an error names one by one
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
@@ -106,6 +107,8 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     else:
         matched = [name for name in names if fnmatchcase(name, pattern)]
     if not matched:
+        if len(names) > MOST_SITES:
+            names = [*dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)]
         raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
     return matched
 

@@ -199,6 +199,20 @@ def test_recurrent_models_and_those_without_a_cache_are_read_token_by_token(name
     assert (report.outcome, report.missing, report.greedy.tokens_compared) == ("PASS", [], 8)
 
 
+@pytest.mark.thorough
+def test_adapters_of_peft_and_hooks_of_accelerate_change_no_site(folder: Any) -> None:
+    hooks, peft = pytest.importorskip("accelerate.hooks"), pytest.importorskip("peft")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval()
+    sites = minigpt.norm_sites(model)
+    for path in sites:
+        hooks.add_hook_to_module(model.get_submodule(path), hooks.AlignDevicesHook(execution_device="cpu"))
+    assert minigpt.norm_sites(model) == sites
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query_key_value"], r=2)).eval()
+    assert minigpt.norm_sites(adapted) == {f"base_model.model.{path}": site for path, site in sites.items()}
+    report = minigpt.parity(adapted, against=folder("pythia"), prompts=PROMPTS, max_new_tokens=2)
+    assert (report.outcome, report.missing) == ("PASS", [])
+
+
 def compiled_whole(model: Any) -> Any:
     return torch.compile(model, backend="eager")
 

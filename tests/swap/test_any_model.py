@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from architectures import ARCHITECTURES, random_model
 from torch import Tensor, nn
 
@@ -37,6 +38,16 @@ def test_patterns_are_over_the_paths_that_transformers_prints() -> None:
     assert len(middle) == 4
     with pytest.raises(minigpt.NormError, match=r"no norm site matches 'ln_f'; the sites are model\.layers\.0"):
         minigpt.swap_norms(model, "rms", "ln_f")
+
+
+def test_many_sites_are_named_by_their_patterns() -> None:
+    with torch.device("meta"):
+        config = ARCHITECTURES["llama"].config(**ARCHITECTURES["llama"].fields | {"num_hidden_layers": 16})
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(minigpt.NormError) as caught:
+        minigpt.swap_norms(model, "rms", "ln_f")
+    patterns = "model.layers.*.input_layernorm, model.layers.*.post_attention_layernorm, model.norm"
+    assert str(caught.value) == f"no norm site matches 'ln_f'; the sites are {patterns}"
 
 
 @torch.no_grad()
