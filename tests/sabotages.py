@@ -1,6 +1,7 @@
 """LayerNorms with one mistake each, how the kit names it, and correct ones that are written in other ways than ours."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,21 +10,47 @@ from torch import Tensor, nn
 
 from minigpt.device import HALVES
 from minigpt.norms import LayerNorm
+from minigpt.norms.variants import RMSNorm
 
 Method = Callable[[Any, Tensor], Any]
 MISTAKES: dict[type[LayerNorm], tuple[str, ...]] = {}  # and how each of the diagnoses begins
 
 
+CENTERS = [True]  # whether the norms below are LayerNorms; see ``as_rms_norms``
+
+
+@contextlib.contextmanager
+def as_rms_norms() -> Iterator[None]:
+    """Make the norms below RMSNorms in the block, with the same mistakes; ``rms_norm_of`` makes the classes."""
+    CENTERS[0] = False
+    try:
+        yield
+    finally:
+        CENTERS[0] = True
+
+
+def rms_norm_of(norm: type[LayerNorm]) -> type[LayerNorm]:
+    inherits = norm.standardize is LayerNorm.standardize
+    return type(norm.__name__, (norm,), {"standardize": RMSNorm.standardize} if inherits else {})
+
+
 def centred(x: Tensor) -> Tensor:
-    return x - x.mean(-1, keepdim=True)
+    return x - x.mean(-1, keepdim=True) if CENTERS[0] else x
 
 
 def variance(x: Tensor) -> Tensor:
-    return x.var(-1, correction=0, keepdim=True)
+    return x.var(-1, correction=0, keepdim=True) if CENTERS[0] else x.square().mean(-1, keepdim=True)
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    if CENTERS[0]:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    y = F.rms_norm(x, weight.shape, weight, eps)
+    return y if bias is None else y + bias
 
 
 def exact(norm: LayerNorm, x: Tensor) -> Tensor:
-    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return plain(x, norm.weight, norm.bias, norm.eps)
 
 
 def bfloat16(x: Tensor) -> Tensor:
@@ -32,6 +59,10 @@ def bfloat16(x: Tensor) -> Tensor:
 
 def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def by_n_minus_one(x: Tensor) -> Tensor:
+    return variance(x) * x.shape[-1] / (x.shape[-1] - 1)
 
 
 def deviation(norm: LayerNorm, x: Tensor) -> Tensor:
@@ -58,7 +89,7 @@ BATCH = "a row depends on its batch"
 mistake("EpsIgnored", IGNORED, row=lambda n, x: centred(x) / torch.sqrt(variance(x) + 1e-5))
 DividesByNMinusOne = mistake(
     "DividesByNMinusOne", "variance divides by n - 1",
-    row=lambda n, x: centred(x) / torch.sqrt(x.var(-1, keepdim=True) + n.eps),
+    row=lambda n, x: centred(x) / torch.sqrt(by_n_minus_one(x) + n.eps),
 )  # fmt: skip
 HalfTheMean = mistake(
     "HalfTheMean", "the mean is not subtracted, or not whole",
@@ -66,7 +97,7 @@ HalfTheMean = mistake(
 )  # fmt: skip
 mistake(
     "FirstAttempt", "variance divides by n - 1", "eps is added to the deviation",
-    forward=lambda n, x: affine(n, centred(x) / (x.std(-1, keepdim=True) + n.eps)),
+    forward=lambda n, x: affine(n, centred(x) / (by_n_minus_one(x).sqrt() + n.eps)),
 )  # fmt: skip
 NoMean = mistake(
     "NoMean", "the mean is not subtracted (it is an RMSNorm)",
@@ -76,9 +107,7 @@ mistake(
     "DynamicTanh", "each value is computed by itself", "it returns finite numbers", row=lambda n, x: torch.tanh(x / 2)
 )
 mistake("ConstantDeviation", "it does not divide by the row's own deviation", row=lambda n, x: centred(x) / 1.3)
-NoShift = mistake(
-    "NoShift", "the shift is ignored", forward=lambda n, x: F.layer_norm(x, n.normalized_shape, n.weight, None, n.eps)
-)
+NoShift = mistake("NoShift", "the shift is ignored", forward=lambda n, x: plain(x, n.weight, None, n.eps))
 mistake(
     "TwiceTheShift", "scale and shift are applied otherwise", forward=lambda n, x: affine(n, exact(n, x) / n.weight)
 )
@@ -108,15 +137,15 @@ StatisticsOfTheInput = mistake(  # computes in the dtype of the input
 mistake(
     "BFloat16Throughout",
     "it computes in too few bits for float32 input",
-    row=lambda n, x: LayerNorm.standardize(n, x.bfloat16()).to(x),
+    row=lambda n, x: (centred(x.bfloat16()) / deviation(n, x.bfloat16())).to(x),
 )
 mistake(
     "RowRounded", *NARROW,
-    forward=lambda n, x: affine(n, LayerNorm.standardize(n, wide(x)).to(x.dtype).to(wide(x).dtype)).to(x.dtype),
+    forward=lambda n, x: affine(n, n.standardize(wide(x)).to(x.dtype).to(wide(x).dtype)).to(x.dtype),
 )  # fmt: skip
 mistake(  # as Llama's norms: scaled and shifted in the input's dtype
     "NarrowScaling", *NARROW,
-    forward=lambda n, x: affine(n, LayerNorm.standardize(n, wide(x)).to(x.dtype)),
+    forward=lambda n, x: affine(n, n.standardize(wide(x)).to(x.dtype)),
 )  # fmt: skip
 mistake(
     "ReciprocalRounded", *NARROW,
@@ -136,7 +165,7 @@ mistake(
     "it computes in too few bits for float64 input",
     forward=lambda n, x: LayerNorm.forward(n, x.float()).to(x.dtype),
 )
-mistake("LouderInBfloat16", "scale and shift are applied otherwise",
+mistake("LouderInBfloat16", "scale and shift are applied otherwise than in row * scale + shift, at bfloat16",
         forward=lambda n, x: exact(n, x) * (1.02 if x.dtype == torch.bfloat16 else 1))  # fmt: skip
 mistake(
     "DifferenceOfSquares", "wrong only for mean far from 0, where a difference of squares",
@@ -209,7 +238,7 @@ class KeepsItsWeights(LayerNorm):
             return exact(self, x)
         if not hasattr(self, "packed"):
             self.packed = self.weight.clone(), None if self.bias is None else self.bias.clone()
-        return F.layer_norm(x, self.normalized_shape, *self.packed, self.eps)
+        return plain(x, *self.packed, self.eps)
 
 
 class RightForTenCalls(LayerNorm):
@@ -260,8 +289,8 @@ def raises(message: str, is_wrong: Callable[[LayerNorm, Tensor], bool]) -> Metho
     return forward
 
 
-mistake("ReturnsFloat32", "ReturnsFloat32 changes the dtype: ", forward=lambda n, x: F.layer_norm(
-    x.float(), n.normalized_shape, n.weight.float(), None if n.bias is None else n.bias.float(), n.eps))  # fmt: skip
+mistake("ReturnsFloat32", "ReturnsFloat32 changes the dtype: ", forward=lambda n, x: plain(
+    x.float(), n.weight.float(), None if n.bias is None else n.bias.float(), n.eps))  # fmt: skip
 mistake("NoHalf", "NoHalf, given (24, 64) in float16, raised RuntimeError: no kernel for float16",
         forward=raises("no kernel for float16", lambda n, x: x.dtype == torch.float16))  # fmt: skip
 mistake("RowsOnly", "RowsOnly, given ", forward=raises("rows, please", lambda n, x: x.ndim != 2))
@@ -284,7 +313,13 @@ class Backward(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         s, r, weight, x = ctx.saved_tensors
         p = {"dy": wide(dy), "s": s, "r": r, "w": wide(weight), "x": x, "g": wide(dy) * wide(weight)}
-        p |= {"first": 1.0, "second": 1.0, "n": s.shape[-1], "times": 1.0, "sum": lambda terms: terms.sum(0)}
+        p |= {
+            "first": float(CENTERS[0]),
+            "second": 1.0,
+            "n": s.shape[-1],
+            "times": 1.0,
+            "sum": lambda terms: terms.sum(0),
+        }
         p |= ctx.change(p)
         g, s = p["g"], p["s"]
         along = p["first"] * g.sum(-1, keepdim=True) + p["second"] * s * (g * s).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""No false alarm: LayerNorms as public code writes them pass at every dtype, with every seed.
+"""No false alarm: LayerNorms and RMSNorms as public code writes them pass at every dtype, with every seed.
 
 A class that computes otherwise at a dtype, on purpose or not, is named for it there and passes at the others.
 """
@@ -14,8 +14,15 @@ from sabotages import NanoGPT, centred, wide
 from torch import Tensor, nn
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.convnext.modeling_convnext import ConvNextLayerNorm
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from minigpt.conformance import check_norm
 
@@ -226,6 +233,32 @@ RIGHT: list[Any] = [
     "fused", "textbook", functools.partial(nn.LayerNorm, eps=1e-5), ConvNextLayerNorm, NemotronLayerNorm1P, NanoGPT,
     GammaAndABuffer, Bert, WideInside, Sequence, AffineDropout, OnePlus, *map(style, FORWARDS), *sabotages.CORRECT,
 ]  # fmt: skip
+RIGHT_BUT_AT_FLOAT64 = [CohereLayerNorm, OlmoLayerNorm]
+
+
+class RMSStyle(nn.Module):
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        return wide(x).square().mean(-1, keepdim=True) + self.eps
+
+
+RMS_FORWARDS: dict[str, Any] = {
+    "row_first": lambda n, x: (wide(x) * torch.rsqrt(n.mean_square(x))).to(x.dtype) * n.weight,
+    "scale_first": lambda n, x: (wide(x) * (torch.rsqrt(n.mean_square(x)) * n.weight)).to(x.dtype),
+    "by_power": lambda n, x: (n.weight * wide(x) * n.mean_square(x) ** -0.5).to(x.dtype),
+    "by_length": lambda n, x: (
+        wide(x) / torch.sqrt(wide(x).norm(dim=-1, keepdim=True).square() / x.shape[-1] + n.eps) * n.weight
+    ).to(x.dtype),
+    "in_float64": lambda n, x: F.rms_norm(x.double(), x.shape[-1:], n.weight.double(), n.eps).to(x.dtype),
+}
+RIGHT_RMS: list[Any] = [
+    "rms", nn.RMSNorm, LlamaRMSNorm, GemmaRMSNorm, Gemma3nRMSNorm, Olmo2RMSNorm, T5LayerNorm, GptOssRMSNorm,
+    Qwen3RMSNorm,
+    *(type(name, (RMSStyle,), {"forward": forward}) for name, forward in RMS_FORWARDS.items()),
+]  # fmt: skip
 # The dtypes at which a class is not a LayerNorm, and the first words of the diagnosis
 OTHERWISE: dict[Any, tuple[set[str], str]] = {
     CohereLayerNorm: ({"float64"}, "it computes in too few bits for float64 input"),
@@ -248,6 +281,14 @@ def test_a_right_norm_passes_with_every_seed(norm: Any) -> None:
     for seed in range(SEEDS):
         report = check_norm(norm, device="cpu", cases=RANDOM, seed=seed)
         assert report.passed, (seed, str(report))
+
+
+@pytest.mark.parametrize("norm", RIGHT_RMS, ids=name_of)
+def test_a_right_rms_norm_passes_with_every_seed(norm: Any) -> None:
+    """Those of transformers compute in float32 in a float64 model too."""
+    for seed in range(SEEDS):
+        report = check_norm(norm, kind="rms_norm", device="cpu", cases=RANDOM, seed=seed)
+        assert not {dtype for dtype, passed in report.dtypes.items() if not passed} - {"float64"}, (seed, str(report))
 
 
 @pytest.mark.parametrize(("norm", "expected"), OTHERWISE.items(), ids=map(name_of, OTHERWISE))
