@@ -179,7 +179,9 @@ class Built:
 
     def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
         """Return the norm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
-        how: dict[str, Any] = {"centers": self.centers, "roundings": 3 if self.rounds_row else roundings}
+        if self.rounds_row:  # the row, its product with the scale, and that plus the shift
+            roundings = 2 if self.module.bias is None else 3
+        how: dict[str, Any] = {"centers": self.centers, "roundings": roundings}
         return truth(first_rows(x), self.module.weight, self.module.bias, self.eps, **how)
 
     def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:

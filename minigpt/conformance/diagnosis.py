@@ -68,6 +68,7 @@ SYMPTOMS: list[dict[str, str]] = [  # most mistakes of one table fail the cases 
         "another eps": f"wrong with another eps than {EPS:g}, as if the argument were ignored",
         "compiled .+": "it differs under torch.compile",
     },
+    {"roundings": "it rounds otherwise than once, or before the weight multiplies the row and after"},
     {"bias and slope": "its errors have a bias, or its rows are too long or too short"},
 ]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
@@ -308,6 +309,26 @@ def test_an_rms_norm_passes_as_one_and_not_as_a_layer_norm(norm: type[nn.Module]
     assert any("rounds its row" in note for note in report.notes) is (norm is Llama)
     report = check_norm(norm, kind="layer_norm", device="cpu", cases="ordinary rows", seed=0)
     assert (report.kind, report.diagnoses) == ("layer_norm", ["the mean is not subtracted (it is an RMSNorm)"])
+
+
+ROUNDED = {  # what an RMSNorm rounds beside its row and its result
+    "the reciprocal": lambda x, eps: x.float() * (x.float().square().mean(-1, keepdim=True) + eps).rsqrt().to(x.dtype),
+    "the mean square": lambda x, eps: x.float() * (x.square().mean(-1, keepdim=True).float() + eps).rsqrt(),
+    "everything": lambda x, eps: x * (x.square().mean(-1, keepdim=True) + eps).rsqrt(),
+}
+
+
+@pytest.mark.parametrize("what", ROUNDED)
+@pytest.mark.parametrize("is_row_rounded", [False, True])
+def test_an_rms_norm_that_rounds_once_more_fails_in_half_precision(what: str, is_row_rounded: bool) -> None:
+    def forward(norm: Any, x: Tensor) -> Tensor:
+        row = ROUNDED[what](x, norm.eps)
+        return ((row.to(x.dtype) if is_row_rounded else row) * norm.weight).to(x.dtype)
+
+    norm = type("Norm", (Llama,), {"forward": forward})
+    report = check_norm(norm, kind="rms_norm", device="cpu", cases=["ordinary*", "roundings"], seed=0)
+    assert (report.dtypes["bfloat16"], report.dtypes["float16"]) == (False, False)
+    assert re.search("too few bits for bfloat16|rounds otherwise than once", str(report.diagnoses)), report.diagnoses
 
 
 def test_a_layer_norm_is_no_rms_norm() -> None:
