@@ -105,8 +105,8 @@ _CPU: dict[str, str] = dict(re.findall(r"(.+?)\s*: (.+)", _INFO.read_text())) if
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 # MKL keeps its best kernels to Intel's own processors. oneDNN has them for AMD's, from AVX-512 on.
-_IS_AMD = "AuthenticAMD" in _CPU.get("vendor_id", platform.processor())
-PREFERS_ONEDNN = HAS_ONEDNN and _IS_AMD and torch.cpu._is_avx512_supported()
+IS_AMD = "AuthenticAMD" in _CPU.get("vendor_id", platform.processor())
+PREFERS_ONEDNN = HAS_ONEDNN and IS_AMD and torch.cpu._is_avx512_supported()
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # instructions for it
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -43,7 +43,9 @@ OF_LAYER_NORM = {  # plants that are no mistake of an RMSNorm, or make it a Laye
     "HalfTheMean", "NoMean", "DifferenceOfSquares", "DetachedMean", "NarrowScaling", "RowRounded",
     "StatisticsByShape", "group_of_sequence", "one_fewer", "tiles", "lanes", "merged", "quarters", "of_output",
 }  # fmt: skip
-NAMES_OF_RMS_NORM = {"ConstantDeviation": ("each value is computed by itself",)}  # a LayerNorm's still subtracts a mean
+NAMES_OF_RMS_NORM = {  # a LayerNorm still subtracts a mean, and rounds once
+    "ConstantDeviation": ("each value is computed by itself",), "ReciprocalRounded": ("it rounds otherwise than once",),
+}  # fmt: skip
 AT = {  # where the name of a fault does not say at which dtypes alone it shows
     "SummedInHalf": {"bfloat16", "float16"}, "ReturnsFloat32": {"bfloat16", "float16"}, "ModifiesItsInput": {*DTYPES},
     "BFloat16Throughout": {*DTYPES}, "WrongInHalfAndBackward": {*DTYPES}, "overwrites 1": {"bfloat16", "float16"},

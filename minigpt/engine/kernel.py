@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from minigpt.device import IS_AMD
 from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP, is_watched
 from minigpt.model.gpt2 import Block
 from minigpt.model.mlp import Conv1D, gelu_new, gelu_tanh
@@ -121,7 +122,8 @@ def load() -> SimpleNamespace | str:
     library.minigpt_supports.argtypes = [ctypes.c_char_p]
     built = [level for level in LEVELS if hasattr(library, f"minigpt_step_{level}")]
     levels = [level for level in built if library.minigpt_supports(level.encode())]
-    level = levels[0] if _CHOSEN in ("", "0", "1") else _CHOSEN
+    best = levels[levels[0] == "bf16" and not IS_AMD]  # Intel's multiply no faster, and weights must be packed in pairs
+    level = best if _CHOSEN in ("", "0", "1") else _CHOSEN
     if level not in levels:
         return f"MINIGPT_KERNEL={level} is none of this processor's levels: {', '.join(levels)}"
     functions = {name: getattr(library, f"minigpt_{name}_{level}") for name in SIGNATURES}

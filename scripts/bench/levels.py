@@ -50,7 +50,8 @@ def main(levels: list[str], json_file: JsonFile = None) -> None:
                     print(
                         level, shape, kind, one["name"], {name: round(value or 0, 2) for name, value in figures.items()}
                     )
-                keep({"environment": report["environment"], "limit": limit, "rows": results}, json_file)
+                environment = {k: v for k, v in report["environment"].items() if k != "decoding"}
+                keep({"environment": environment, "rows": results}, json_file)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import rates
 from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after, write_files
 
 from docs import tables
@@ -73,6 +74,11 @@ def test_the_tables_of_studies_are_those_of_the_results(study: str) -> None:
 
 def test_the_table_of_attention_is_that_of_the_results() -> None:
     assert tables.attention() in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_rates_is_that_of_the_results() -> None:
+    results = json.loads((ROOT / "docs" / "results" / "rates.json").read_text(encoding="utf-8"))
+    assert rates.table(results) in (ROOT / "docs" / "norms.md").read_text(encoding="utf-8")
 
 
 def test_every_result_is_cited() -> None:
