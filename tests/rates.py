@@ -64,7 +64,8 @@ Plant = tuple[str, Any, tuple[str, ...], list[str]]  # a name, a norm, how its d
 
 def rows_of(test: Any) -> list[Any]:
     """Return the rows of a test's table."""
-    return next(mark.args[1] for mark in test.pytestmark if mark.name == "parametrize")
+    rows = next(mark.args[1] for mark in test.pytestmark if mark.name == "parametrize")
+    return [getattr(row, "values", row) for row in rows]
 
 
 def plants() -> Iterator[Plant]:

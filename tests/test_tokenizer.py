@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +196,16 @@ def test_known_ids(gpt2: Tokenizer) -> None:
     assert (gpt2.vocab_size, gpt2.eos_token_id, gpt2.end_of_text_id) == (50257, 50256, 50256)
 
 
+@cache
+def transformers_gpt2() -> GPT2TokenizerFast:
+    return GPT2TokenizerFast.from_pretrained(gpt2_vocabulary())
+
+
 @settings(max_examples=200)
 @given(UNICODE)
 @example(" \u00a0 \u3000x")
 def test_gpt2_s_ids_are_those_of_transformers(gpt2: Tokenizer, text: str) -> None:
-    hf_tokenizer = GPT2TokenizerFast.from_pretrained(gpt2_vocabulary())
+    hf_tokenizer = transformers_gpt2()
     ids = gpt2.encode(text)
     assert ids == hf_tokenizer(text)["input_ids"]
     assert gpt2.decode(ids) == text == hf_tokenizer.decode(ids, clean_up_tokenization_spaces=False)

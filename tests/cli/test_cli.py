@@ -607,6 +607,7 @@ def test_every_command_that_writes_is_among_them() -> None:
                     assert any(words.startswith(path) and words.endswith(ends) for words in WRITES), (path, spelled)
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_replaced_is_whole_or_the_old_one(run: Run, folder: Path, tmp_path: Path) -> None:
     """The disk is full when a report is written over an older one."""
     small = f"ulimit -f 1; trap '' XFSZ; {shlex.join(command('sites', folder, '--text', folder / 'tokenizer.json'))}"

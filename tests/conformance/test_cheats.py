@@ -98,7 +98,7 @@ class OnlyNaN(LayerNorm):
 @pytest.mark.parametrize(
     ("norm", "mistake"),
     [
-        (SearchesMemory, "each value is computed by itself"),
+        pytest.param(SearchesMemory, "each value is computed by itself", marks=pytest.mark.thorough),
         (ReadsTheCaller, "each value is computed by itself"),
         (remembering("ByAddress", lambda x: x.data_ptr(), 1), REMEMBERS),
         (remembering("ByAddressOfEight", lambda x: x.data_ptr(), 8), REMEMBERS),

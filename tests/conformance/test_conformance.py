@@ -34,7 +34,9 @@ def norm_that(forward: Callable[[Any, Tensor], Tensor]) -> type[LayerNorm]:
 
 
 @unchecked
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name == "textbook" else name for name in EXACT]
+)
 def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> None:
     report = check_norm(name, device=device, seed=0)
     assert report.passed, report
@@ -299,7 +301,13 @@ MOST = ["values", "layouts", "behaviour", "width ?", "width 768", "gradients, [!
 
 @unchecked
 @pytest.mark.parametrize(
-    ("norm", "kind"), [("rms", None), (nn.RMSNorm, None), (Llama, "rms_norm"), (Gemma, "rms_norm")]
+    ("norm", "kind"),
+    [
+        ("rms", None),
+        (Llama, "rms_norm"),
+        pytest.param(nn.RMSNorm, None, marks=pytest.mark.thorough),
+        pytest.param(Gemma, "rms_norm", marks=pytest.mark.thorough),
+    ],
 )
 def test_an_rms_norm_passes_as_one_and_not_as_a_layer_norm(norm: type[nn.Module] | str, kind: str | None) -> None:
     report = check_norm(norm, kind=kind, device="cpu", cases=MOST, seed=0)

@@ -75,6 +75,7 @@ def test_a_killed_search_goes_on_where_it_was(folder: Path, tmp_path: Path) -> N
     assert len({json.loads(line)["search"] for line in file.read_text().splitlines()}) == 2, "another norm's trials"
 
 
+@pytest.mark.thorough
 def test_each_site_is_fitted_as_it_goes(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("Once upon a time there was a young gardener named Tom, who found a silver coin. " * 20)

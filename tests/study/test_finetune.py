@@ -80,9 +80,9 @@ def test_a_killed_run_ends_with_the_same_weights(place: Path, options: list[str]
     "options",
     [
         {"norm": "rms"},
-        {"norm": "std_eps", "sites": "h.*.ln_2"},
-        {"norm": "dyt", "sites": ["h.[01].*", "ln_f"], "keep": ("scale",)},
-        {"norm": "frozen", "fit": "text.txt"},
+        pytest.param({"norm": "std_eps", "sites": "h.*.ln_2"}, marks=pytest.mark.thorough),
+        pytest.param({"norm": "dyt", "sites": ["h.[01].*", "ln_f"], "keep": ("scale",)}, marks=pytest.mark.thorough),
+        pytest.param({"norm": "frozen", "fit": "text.txt"}, marks=pytest.mark.thorough),
         {"norm": "my_norm.py:Scaled", "sites": "ln_f"},
     ],
     ids=lambda options: options["norm"],
@@ -235,6 +235,7 @@ def test_weight_decay_reaches_the_same_parameters_whatever_the_norm(place: Path)
         assert decayed(Recipe(norm=norm, device="cpu"), place) == expected, norm
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on(place: Path) -> None:
     """A limit on the size of files stands for the disk."""
     words = ["finetune", *OPTIONS, "--out", "tuned", "--steps", "2"]
