@@ -56,6 +56,7 @@ def test_to_add_a_norm(package: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_to_add_a_setting(package: Path) -> None:
     change(package, "setting")
     program = (

@@ -87,7 +87,10 @@ def test_a_record_is_judged_against_and_what_another_program_wrote(run: Run, fol
     assert "--text" in complaint(run("parity", "--original", record, "--text", folder / "text"))
 
 
-@pytest.mark.parametrize(("line", "status"), [("os._exit(0)", 2), ("torch.set_default_dtype(torch.float64)", 1)])
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [pytest.param("os._exit(0)", 2, marks=pytest.mark.thorough), ("torch.set_default_dtype(torch.float64)", 1)],
+)
 def test_code_that_ends_or_changes_the_process(folder: Path, tmp_path: Path, line: str, status: int) -> None:
     (tmp_path / "norm.py").write_text(
         "import os, torch\nclass Norm(torch.nn.LayerNorm):\n"

@@ -120,7 +120,7 @@ def test_gradients_reach_every_parameter_of_a_padded_batch(attention: str, norm:
         assert parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["whole", "padded"])
 @pytest.mark.usefixtures("unchecked")
 @torch.no_grad()
 def test_compiled_it_is_the_same_model(masked: bool) -> None:
