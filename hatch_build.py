@@ -70,7 +70,11 @@ def build(library: Path, extra: tuple[str, ...] = ()) -> None:
             objects.append(f"{folder}/{level}.o")
             dispatch = ["-DDISPATCH", f"-DSOURCES={sources}u"] if level == "portable" else []
             command = [compiler, *FLAGS, *threads, *flags, *extra, *dispatch, f"-DLEVEL={level}"]
-            subprocess.run([*command, "-c", str(SOURCE), "-o", objects[-1]], check=True, env=environment)
+            done = subprocess.run(
+                [*command, "-c", str(SOURCE), "-o", objects[-1]], check=level == "portable", env=environment
+            )
+            if done.returncode:  # an older compiler, which does not know these instructions
+                objects.pop()
         # Linked without OpenMP's runtime: the one that PyTorch has loaded is used.
         undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
         link = [compiler, "-shared", *undefined, *extra, *objects, "-o", str(library), "-lm"]

@@ -331,7 +331,7 @@ void NAMED(minigpt_round, LEVEL)(const struct matrix *matrix, struct int8_block 
 #if defined(DISPATCH) /* in one of the levels: of which sources the library is, and which level this processor has */
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__) && !defined(__APPLE__)
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 uint32_t minigpt_sources(void) { return SOURCES; } /* their CRC-32, which kernel.py compares */
@@ -349,7 +349,7 @@ int minigpt_supports(const char *level) {
     if (!strcmp(level, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #elif defined(__APPLE__)
     if (!strcmp(level, "dotprod")) return 1; /* as every Mac with ARM */
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
     if (!strcmp(level, "dotprod")) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
     return !strcmp(level, "portable");

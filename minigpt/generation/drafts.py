@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cached_property
 from statistics import median_low
 
 from minigpt.engine.int8 import drafter_of, int8_share, rounding_seconds, why_not_drafted
@@ -42,7 +42,7 @@ class DraftLength:
         """Return the length of the next draft."""
         self.steps += 1
         if not self.plain or not self.each:
-            return len(self.plain)  # the first step has no draft, and the second one token
+            return min(len(self.plain), 1)  # the first step has no draft, and the next one token
         step = median_low(self.plain)
         best, seconds = self.best(step, median_low(self.each))
         return best if step > GAIN * seconds else int(self.steps % TRIAL == 0)
@@ -103,14 +103,21 @@ class Drafts:
         self.length = DraftLength()
         self._begun = 0.0
 
+    @cached_property
+    def rounding(self) -> float:
+        """Seconds that the rounding of the weights takes.
+
+        Raises:
+            ConfigError: as ``rounding_seconds``.
+        """
+        return rounding_seconds(self.model)
+
     def guess(self, row: Row, reader: Reader) -> list[int] | None:
         """Return tokens that may follow the only row, to be read with its last token; None if there is no kernel."""
         if reader.kernel is None or (self.int8 is None and not self.is_auto):
             return None
         try:
-            if self.int8 is None and self.length.repays(
-                row.left + 1, int8_share(self.model), partial(rounding_seconds, self.model)
-            ):
+            if self.int8 is None and self.length.repays(row.left + 1, int8_share(self.model), lambda: self.rounding):
                 self.int8 = drafter_of(self.model)
         except ConfigError:  # a weight that is not finite, or a hook since the beginning
             self.is_auto = False

@@ -165,23 +165,26 @@ def test_auto_drafts_where_the_rounding_is_repaid(
     seconds: float, drafts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8, "CACHED_BYTES", 0)
-    monkeypatch.setattr("minigpt.generation.drafts.rounding_seconds", lambda _: seconds)
+    asked: list[object] = []
+    monkeypatch.setattr("minigpt.generation.drafts.rounding_seconds", lambda model: asked.append(model) or seconds)
     model = small_model(n_positions=128)
     settings = parse_settings(max_new_tokens=100, eos_token_id=None, draft="auto")
     rows = rows_of(model, [[1, 2, 3]], settings, None)
     for _ in write_rows(model, rows, settings, 1):
         pass
-    assert (rows[0].drafted > 0) == drafts
+    assert (rows[0].drafted > 0, len(asked)) == (drafts, 1)
 
 
 @needs_kernel
-def test_a_layer_is_rounded_once_to_time_it() -> None:
+def test_rounding_takes_no_time_where_it_is_kept() -> None:
     model = small_model()
-    weight = model.h[0].attn.c_proj.weight
     assert rounding_seconds(model) > 0
-    kept = int8._panels[weight][1]
+    assert rounding_seconds(model) > 0, "nothing is kept yet"
     drafter_of(model)
-    assert int8._panels[weight][1] is kept
+    assert rounding_seconds(model) == 0
+    with torch.no_grad():
+        model.wte.weight.mul_(2)
+    assert rounding_seconds(model) > 0
 
 
 def test_what_repays() -> None:
