@@ -385,8 +385,15 @@ def _rounds(
     except Exception:  # foreign code may raise anything
         return None
     row = exact_norm(rows, kind, None, None, eps)
-    ways = {"once": (row * scale).bfloat16(), "row": (row.bfloat16().double() * scale).bfloat16()}
-    return next((way for way, bits in ways.items() if 50 * (y != bits).sum() <= y.numel()), "other")
+    ways = ways_of_rounding(row, scale, torch.bfloat16).items()
+    return next((way for way, bits in ways if 50 * (y != bits).sum() <= y.numel()), "other")
+
+
+def ways_of_rounding(
+    row: Float[Tensor, "*dims embd"], scale: Float[Tensor, " embd"], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return a row in float64 times its scale, rounded to ``dtype`` in the ways that ``NormSite.rounds`` names."""
+    return {"once": (row * scale).to(dtype), "row": (row.to(dtype).double() * scale).to(dtype)}
 
 
 def _on_cpu(x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ KINDS = {  # of faults, by how the name of one begins
     "what it raises": ".*(raise|changes the dtype|given )",
     "formula": "",
 }
-OF_LAYER_NORM = {  # plants that are no mistake of an RMSNorm, or make it a LayerNorm
+OF_LAYER_NORM = {  # plants that are right in an RMSNorm, or that make it a LayerNorm
     "HalfTheMean", "NoMean", "DifferenceOfSquares", "DetachedMean", "NarrowScaling", "RowRounded",
     "StatisticsByShape", "group_of_sequence", "one_fewer", "tiles", "lanes", "merged", "quarters", "of_output",
 }  # fmt: skip

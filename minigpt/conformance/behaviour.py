@@ -122,7 +122,7 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]
     calls = [(what, x.clone(), norm(x).clone()) for what, x in inputs()]
     for number, (what, x, y) in enumerate(calls, start=1):
         outcome = compare(what, y, *norm.truth(x))
-        if not outcome.passed:  # what a new norm answers wrong too, in a shape that no call had, is no memory
+        if not outcome.passed:  # if a new norm is also wrong, in a shape of no earlier call, it remembers nothing
             fresh = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: (scale, shift))
             again = fresh(torch.cat([x, x.new_zeros(number, *x.shape[1:])]))[:rows]
             outcome = outcome if compare(what, again, *norm.truth(x)).passed else compare(what, x, x, 0)

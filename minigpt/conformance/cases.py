@@ -12,6 +12,7 @@ from minigpt.conformance.case import Built, Case, Outcome, Subject, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, PRECISIONS, ROW_KINDS, RowKind, by_columns
 from minigpt.device import HALVES
 from minigpt.errors import NormError
+from minigpt.host import ways_of_rounding
 from minigpt.norms.foreign.construct import naming
 
 # Those around the powers of two that kernels are written for, GPT-2's, and one that no block of a kernel divides
@@ -112,13 +113,13 @@ def roundings(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     LayerNorm's result is rounded once, so that the bound of each value says enough.
     """
     norm, x = Input((PERIOD, 64)).to(subject, dtype)
-    y, other = norm(x.clone()), torch.zeros(())
+    if norm.module.bias is not None:
+        norm.module.bias.zero_()
+    y, other = norm(x.clone()).cpu(), torch.zeros(())
     if PRECISIONS[dtype].is_half and not norm.centers:
-        if norm.module.bias is not None:
-            norm.module.bias.zero_()
-        y, true, weight = norm(x.clone()).cpu(), norm.truth(x).values.cpu(), norm.module.weight.cpu().double()
-        ways = (true, (true / weight).to(dtype).double() * weight)
-        other = min((y != way.to(dtype)).double().mean() for way in ways)
+        true, weight = norm.truth(x).values.cpu(), norm.module.weight.cpu().double()
+        ways = ways_of_rounding(true / weight, weight, dtype).values()
+        other = min((y != bits).double().mean() for bits in ways)
     yield compare("share of values", other, torch.zeros(()), 0.02)
 
 

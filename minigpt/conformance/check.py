@@ -180,7 +180,7 @@ def second_derivatives(subject: Subject) -> list[str]:
 def rounding(candidate: Built) -> list[str]:
     """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
     module = candidate.module
-    with contextlib.suppress(*RAISED):  # a scale that stands beside a module is no rounding of its own
+    with contextlib.suppress(*RAISED):  # where the scale is beside the module, the module does not round it
         if not candidate.centers and not getattr(module, "multiplies", False) and norm_site(module, 64).rounds == "row":
             return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
     return []

@@ -23,7 +23,7 @@ MOST = 8  # tokens of a draft
 TRIAL = 16  # steps without a draft, after which one token is tried
 MEASURED = 5  # times of which the median counts, since some steps are interrupted
 FADING = 0.8  # what older tokens count at each draft
-GAIN = 1.1  # how many times as fast a text must become, or there are no drafts
+GAIN = 1.1  # drafts must make a text this many times as fast
 VERIFYING = 0.1  # of a step, for each token of a draft, until it is measured
 
 
@@ -113,7 +113,7 @@ class Drafts:
         return rounding_seconds(self.model)
 
     def guess(self, row: Row, reader: Reader) -> list[int] | None:
-        """Return tokens that may follow the only row, to be read with its last token; None if there is no kernel."""
+        """Return tokens that may follow the only row, which are verified with its last token; None without a kernel."""
         if reader.kernel is None or (self.int8 is None and not self.is_auto):
             return None
         try:

@@ -49,7 +49,7 @@ def test_threads_without_openmp_give_the_same_bits_and_do_not_race(tmp_path: Pat
 @pytest.mark.thorough
 def test_a_step_on_arm_is_the_portable_levels(tmp_path: Path) -> None:
     if platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("compares emulated ARM with x86, and this is no x86")
+        pytest.skip("compares emulated ARM with x86, and this machine is not x86")
     require("gcc", COMPILER, EMULATOR)
     native = logits(build(tmp_path / "native"))
     arm = logits(EMULATOR, build(tmp_path / "arm", COMPILER, "-static"), "2")
