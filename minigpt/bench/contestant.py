@@ -85,15 +85,19 @@ def _load(home: str, arguments: dict[str, Any]) -> None:
 
 def _timed_round(rows: int, new: int) -> dict[str, Any]:
     """Return the milliseconds of reading, of reading and one token, and of all tokens; the memory; the facts."""
-    prefill, first = _milliseconds(_program.prefill), _milliseconds(lambda: _program.generate(1))
+    prefill = _milliseconds(_program.prefill)
+    first = _milliseconds(lambda: _program.generate(1))
     start, start_cpu = time.perf_counter(), time.process_time()
     written = _program.generate(new)
     total, total_cpu = time.perf_counter() - start, time.process_time() - start_cpu
     if written != rows * new:
         raise MiniGPTError(f"it wrote {written} tokens, and {rows * new} were due")
-    times = {"prefill_ms": prefill, "first_token_ms": first, "total_ms": 1000 * total, "total_cpu_ms": 1000 * total_cpu}
-    facts = {name: getattr(_program, name, None) for name in FACTS}
-    return times | {"memory_mb": peak_mb() - _bare_mb} | facts
+    measured: dict[str, Any] = {"prefill_ms": prefill, "first_token_ms": first}
+    measured |= {"total_ms": 1000 * total, "total_cpu_ms": 1000 * total_cpu}
+    measured["memory_mb"] = peak_mb() - _bare_mb
+    for name in FACTS:
+        measured[name] = getattr(_program, name, None)
+    return measured
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
@@ -104,6 +108,9 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 def peak_mb() -> float:
     """Return the most memory that this process has used, with the mapped files that it read."""
-    if (status := Path("/proc/self/status")).exists():  # where getrusage would count the parent's memory in
-        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
+    status = Path("/proc/self/status")
+    if status.exists():  # where getrusage would count the parent's memory in
+        after = status.read_text().partition("VmHWM:")[2]
+        kibibytes = int(after.split()[0])
+        return kibibytes / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

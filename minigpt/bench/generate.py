@@ -21,6 +21,8 @@ from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
 
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
+DECODE_RATE = "decode_tokens_per_second"
+Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 # Programs to time, as ``Contestant`` takes them.
@@ -57,25 +59,38 @@ class BenchPlan:
     draft: str | None = "auto"
 
     def __post_init__(self) -> None:
-        for name in (entry.partition(":")[0] for entry in self.against):
+        for entry in self.against:
+            name = entry.partition(":")[0]
             if name not in OTHERS:
                 raise ConfigError(f"must be {' or '.join(OTHERS)}, got {name!r}", argument="against")
 
     @property
     def programs(self) -> dict[tuple[str, str], str]:
         """All programs by (name, kind), ours first and memory last. One without a kind has ours, in its own name."""
+        programs = {("minigpt", self.kind): OURS}
         is_drafted = self.draft is not None and self.batch == 1 and self.kind != "int8"
-        programs = {(name, self.kind): OURS for name in ("minigpt", "undrafted")[: 1 + is_drafted]}
-        for name, _, kind in (entry.partition(":") for entry in self.against):
-            programs[name, kind or KINDS.get(name, {}).get(self.kind, self.kind)] = OTHERS[name]
-        return programs | {("memory", self.kind): MEMORY}
+        if is_drafted:
+            programs["undrafted", self.kind] = OURS
+        for entry in self.against:
+            name, _, kind = entry.partition(":")
+            own_kind = KINDS.get(name, {}).get(self.kind, self.kind)
+            programs[name, kind or own_kind] = OTHERS[name]
+        programs["memory", self.kind] = MEMORY
+        return programs
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
         """Return random ids, the same for all programs."""
-        shortest = self.prompt_tokens if self.batch == 1 else max(1, self.prompt_tokens // 2)
-        lengths = torch.linspace(shortest, self.prompt_tokens, self.batch).round().int().tolist()
+        longest = self.prompt_tokens
+        shortest = longest
+        if self.batch > 1:
+            shortest = max(1, longest // 2)
+        lengths = torch.linspace(shortest, longest, self.batch).round().int()
         generator = torch.Generator().manual_seed(0)
-        return [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
+        prompts = []
+        for length in lengths.tolist():
+            ids = torch.randint(vocabulary, (length,), generator=generator)
+            prompts.append(ids.tolist())
+        return prompts
 
 
 def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[str, Any]:
@@ -90,32 +105,66 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[st
         CheckpointError, ConfigError: if the model cannot be loaded, or its context is too short.
         MiniGPTError: if a program failed.
     """
-    begin = Steps(progress, total=1 + len(plan.programs) + plan.repeats)
-    room = plan.prompt_tokens + plan.new_tokens
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
-        begin("preparing the checkpoint")
-        prompts, contestants = plan.prompts(_prepared(plan, folder).vocab_size), {}
-        for (name, kind), home in plan.programs.items():
-            begin(f"loading {name} at {kind}")
-            draft = plan.draft if name == "minigpt" else None
-            options = {"folder": folder, "prompts": prompts, "kind": kind, "draft": draft, "room": room}
-            contestants[name, kind] = processes.enter_context(closing(Contestant(home, plan.new_tokens, **options)))
-        rounds = (begin(f"round {number + 1} of {plan.repeats}") for number in range(plan.repeats))
-        runs = in_turns({who: contestant.run for who, contestant in contestants.items()}, rounds)
-    ours, *others, memory = (_figures(plan, *who, runs[who]) for who in plan.programs)
-    step, limit = memory["step_bytes"], memory["decode_tokens_per_second"]
-    undrafted = next((other for other in others if other["name"] == "undrafted"), ours)
+    runs = _timed_in_turns(plan, progress)
+    figures = {}
+    for name, kind in plan.programs:
+        figures[name, kind] = _figures(plan, name, kind, runs[name, kind])
+    memory = figures.pop(("memory", plan.kind))
+    ours, *others = figures.values()
+    undrafted = figures.get(("undrafted", plan.kind), ours)
     return {
         "plan": dataclasses.asdict(plan),
         "environment": environment() | {"decoding": ours["decoding"]},
         "contestants": [ours, *others],
-        "limit": {"bandwidth_gb_s": limit / plan.batch * step / 1e9, "bytes_per_step": step, "by_memory": limit},
-        "times_as_fast_as": {
-            f"{other['name']}:{other['kind']}": {phase: _ratio(other, ours, phase) for phase in PHASES}
-            for other in others
-        },
-        "share_of_limit": {"by_memory": undrafted["decode_tokens_per_second"] / limit},
+        "limit": _limit(plan, memory),
+        "times_as_fast_as": _ratios(ours, others),
+        "share_of_limit": {"by_memory": undrafted[DECODE_RATE] / memory[DECODE_RATE]},
     }
+
+
+def _timed_in_turns(plan: BenchPlan, progress: Progress | None) -> Runs:
+    """Start the process of every program, and return what each measured in every round, by (name, kind)."""
+    begin = Steps(progress, total=1 + len(plan.programs) + plan.repeats)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as processes:
+        begin("preparing the checkpoint")
+        config = _prepared(plan, folder)
+        prompts = plan.prompts(config.vocab_size)
+        calls = {}
+        for (name, kind), home in plan.programs.items():
+            begin(f"loading {name} at {kind}")
+            options = _options(plan, name, kind) | {"folder": folder, "prompts": prompts}
+            contestant = Contestant(home, plan.new_tokens, **options)
+            processes.enter_context(closing(contestant))
+            calls[name, kind] = contestant.run
+        rounds = (begin(f"round {number + 1} of {plan.repeats}") for number in range(plan.repeats))
+        return in_turns(calls, rounds)
+
+
+def _options(plan: BenchPlan, name: str, kind: str) -> dict[str, Any]:
+    """Return what a program is told of the plan."""
+    draft = plan.draft if name == "minigpt" else None
+    room = plan.prompt_tokens + plan.new_tokens
+    return {"kind": kind, "draft": draft, "room": room}
+
+
+def _limit(plan: BenchPlan, memory: dict[str, Any]) -> dict[str, Any]:
+    """Return the speed at which memory is read, and the tokens a second that it allows."""
+    rate, step_bytes = memory[DECODE_RATE], memory["step_bytes"]
+    steps_per_second = rate / plan.batch
+    return {
+        "bandwidth_gb_s": steps_per_second * step_bytes / 1e9,
+        "bytes_per_step": step_bytes,
+        "by_memory": rate,
+    }
+
+
+def _ratios(ours: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return how many times as fast as each other program ours is, by phase."""
+    ratios = {}
+    for other in others:
+        name = f"{other['name']}:{other['kind']}"
+        ratios[name] = {phase: _ratio(other, ours, phase) for phase in PHASES}
+    return ratios
 
 
 def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
@@ -125,7 +174,8 @@ def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
         model = GPT2(GPT2Config.preset(plan.preset))
     else:
         model = from_pretrained(plan.model, device="cpu", dtype="float32")
-    prompt, new, context = plan.prompt_tokens, plan.new_tokens, model.config.n_positions
+    prompt, new = plan.prompt_tokens, plan.new_tokens
+    context = model.config.n_positions
     if prompt + new > context:
         raise ConfigError(f"{prompt} prompt tokens and {new} new ones exceed the model's context of {context}")
     save_pretrained(model, folder)
@@ -147,18 +197,21 @@ def environment(*packages: str) -> dict[str, Any]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Return the median, and the 20th and 80th percentile."""
-    shares = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64))
-    return dict(zip(("median", "p20", "p80"), shares.tolist(), strict=True))
+    shares = torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64)
+    median, p20, p80 = torch.tensor(values, dtype=torch.float64).quantile(shares).tolist()
+    return {"median": median, "p20": p20, "p80": p80}
 
 
 def _figures(plan: BenchPlan, name: str, kind: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    times = {phase: spread([run[phase] for run in runs]) for phase in PHASES}
+    """Return the times and the rates of a program, with what it tells about itself."""
+    figures: dict[str, Any] = runs[-1] | {"name": name, "kind": kind}
+    for phase in PHASES:
+        figures[phase] = spread([run[phase] for run in runs])
     after_first = statistics.median(run["total_ms"] - run["first_token_ms"] for run in runs)
-    rates = {
-        "tokens_per_second": 1000 * plan.batch * plan.new_tokens / times["total_ms"]["median"],
-        "decode_tokens_per_second": 1000 * plan.batch * (plan.new_tokens - 1) / after_first,
-    }
-    return runs[-1] | {"name": name, "kind": kind} | times | rates
+    tokens, later_tokens = plan.batch * plan.new_tokens, plan.batch * (plan.new_tokens - 1)
+    figures["tokens_per_second"] = 1000 * tokens / figures["total_ms"]["median"]
+    figures[DECODE_RATE] = 1000 * later_tokens / after_first
+    return figures
 
 
 def _ratio(other: dict[str, Any], ours: dict[str, Any], phase: str) -> float:
@@ -168,27 +221,44 @@ def _ratio(other: dict[str, Any], ours: dict[str, Any], phase: str) -> float:
 
 def bench_summary(report: dict[str, Any]) -> RenderableType:
     """Return the times of all programs, their speeds, and the limit."""
-    plan, machine, limit, ours = report["plan"], report["environment"], report["limit"], report["contestants"][0]
-    share = report["share_of_limit"]["by_memory"]
-    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB", box=None, pad_edge=False)
-    for one in report["contestants"]:
-        table.add_row(
-            f"{one['name']} {one['kind']}{', drafts' if one['acceptance'] is not None else ''}",
-            *("{median:.0f} ({p20:.0f} to {p80:.0f})".format(**one[phase]) for phase in PHASES[:3]),
-            f"{one['tokens_per_second']:.1f}",
-            f"{_ratio(one, ours, 'total_ms'):.2f} x",
-            f"{one['memory_mb']:.0f}",
-        )
-    head = (
+    notes = _limit_note(report)
+    acceptance = report["contestants"][0]["acceptance"]
+    if acceptance is not None:
+        notes += f"\n{acceptance:.0%} of the drafted tokens were accepted"
+    return Group(Text(_headline(report)), _times_table(report["contestants"]), Text(notes))
+
+
+def _headline(report: dict[str, Any]) -> str:
+    """Return the plan and the machine in words."""
+    plan, machine = report["plan"], report["environment"]
+    return (
         f"batch {plan['batch']}, prompt {plan['prompt_tokens']}, new {plan['new_tokens']}, medians (p20 to p80) of "
         f"{plan['repeats']} interleaved runs, {machine['threads']} threads, {machine['processor']}, "
         f"load average {machine['load_average']}"
     )
-    notes = (
-        f"limit: {limit['bytes_per_step'] / 2**20:.0f} MiB a step at the {limit['bandwidth_gb_s']:.1f} GB/s measured "
-        f"are {limit['by_memory']:.1f} tokens/s; without drafts ours decodes at {share * limit['by_memory']:.1f}, "
-        f"{share:.0%} of it, by {machine['decoding']}"
+
+
+def _times_table(contestants: list[dict[str, Any]]) -> Table:
+    """Return a row of times, rates and memory for each program. The first is ours."""
+    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB", box=None, pad_edge=False)
+    for contestant in contestants:
+        name = f"{contestant['name']} {contestant['kind']}"
+        if contestant["acceptance"] is not None:
+            name += ", drafts"
+        times = ["{median:.0f} ({p20:.0f} to {p80:.0f})".format(**contestant[phase]) for phase in PHASES[:3]]
+        rate = f"{contestant['tokens_per_second']:.1f}"
+        ratio = f"{_ratio(contestant, contestants[0], 'total_ms'):.2f} x"
+        memory = f"{contestant['memory_mb']:.0f}"
+        table.add_row(name, *times, rate, ratio, memory)
+    return table
+
+
+def _limit_note(report: dict[str, Any]) -> str:
+    """Return the limit that memory sets, and how near to it ours is without drafts."""
+    limit, share = report["limit"], report["share_of_limit"]["by_memory"]
+    mebibytes, by_memory = limit["bytes_per_step"] / 2**20, limit["by_memory"]
+    return (
+        f"limit: {mebibytes:.0f} MiB a step at the {limit['bandwidth_gb_s']:.1f} GB/s measured are {by_memory:.1f} "
+        f"tokens/s; without drafts ours decodes at {share * by_memory:.1f}, {share:.0%} of it, by "
+        f"{report['environment']['decoding']}"
     )
-    if ours["acceptance"] is not None:
-        notes += f"\n{ours['acceptance']:.0%} of the drafted tokens were accepted"
-    return Group(Text(head), table, Text(notes))

@@ -25,6 +25,8 @@ from minigpt.errors import ConfigError
 WIDTHS = (768, 1024, 1280, 1600)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
 STREAMS = {"forward": 2, "backward": 3}  # tensors of the input's size that are read or written
+CELL = "{ms:.4g} ms  {gb_per_s:.4g} GB/s  {share_of_copy:.2f}"
+Calls = dict[str, Callable[[], object]]
 SHORTEST_SECONDS = 2e-3  # between two readings of a clock
 
 
@@ -57,12 +59,12 @@ def bench_norms(
     """
     device = resolve_device(device)
     require_values(device)
-    dtype = resolve_dtype(dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    widths, rows = list(widths) or list(WIDTHS), list(rows) or list(ROWS.get(device.type, ROWS["cpu"]))
-    if min(*widths, *rows, repeats) < 1 or max(*widths, *rows) >= 2**31:
-        raise ConfigError("widths, rows and repeats must be 1 or more, and widths and rows below 2^31")
-    triton = ["triton"] * (norms.available()["triton"].reason_on(device) is None)
-    names, timings = list(names) or ["fused", *triton], []
+    dtype = resolve_dtype(dtype) or _usual_dtype(device)
+    widths = list(widths) or list(WIDTHS)
+    rows = list(rows) or list(ROWS.get(device.type, ROWS["cpu"]))
+    _check_sizes(widths, rows, repeats)
+    names = list(names) or _usual_names(device)
+    timings = []
     begin = Steps(progress, total=len(widths) * len(rows) * len(STREAMS))
     for width in widths:
         modules = {name: norms.build(name, width).to(device, dtype) for name in names}
@@ -70,14 +72,42 @@ def bench_norms(
             begin(f"{computes}, {count:,} rows of {width}")
             x, gradient = torch.randn(2, count, width, device=device).to(dtype)
             calls = {name: _call(computes, module, x, gradient) for name, module in modules.items()}
-            calls["copy"] = partial(torch.empty_like(x).copy_, x)
-            seconds = _median_seconds(calls, repeats, device)
-            copied = 2 * x.nbytes / seconds.pop("copy")
-            for name, taken in seconds.items():
-                rate = STREAMS[computes] * x.nbytes / taken  # bytes a second
-                shape = {"norm": name, "computes": computes, "width": width, "rows": count}
-                timings.append(shape | {"ms": 1e3 * taken, "gb_per_s": rate / 1e9, "share_of_copy": rate / copied})
+            timings += _timings(computes, calls, x, repeats)
     return {"device": str(device), "dtype": dtype_name(dtype), "versions": versions(device), "timings": timings}
+
+
+def _usual_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _usual_names(device: torch.device) -> list[str]:
+    """Return "fused", and "triton" if it runs on the device."""
+    if norms.available()["triton"].reason_on(device) is None:
+        return ["fused", "triton"]
+    return ["fused"]
+
+
+def _check_sizes(widths: list[int], rows: list[int], repeats: int) -> None:
+    """Raise a ConfigError unless every number can be used."""
+    is_positive = min(*widths, *rows, repeats) >= 1
+    fits = max(*widths, *rows) < 2**31
+    if not (is_positive and fits):
+        raise ConfigError("widths, rows and repeats must be 1 or more, and widths and rows below 2^31")
+
+
+def _timings(computes: str, calls: Calls, x: Tensor, repeats: int) -> list[dict[str, Any]]:
+    """Return a timing of each norm's pass over the rows ``x`` (N, C), beside a plain copy of them."""
+    copy = partial(torch.empty_like(x).copy_, x)
+    seconds = _median_seconds(calls | {"copy": copy}, repeats, x.device)
+    copied = 2 * x.nbytes / seconds.pop("copy")
+    count, width = x.shape
+    timings = []
+    for name, taken in seconds.items():
+        rate = STREAMS[computes] * x.nbytes / taken  # bytes a second
+        timing = {"norm": name, "computes": computes, "width": width, "rows": count}
+        timing |= {"ms": 1e3 * taken, "gb_per_s": rate / 1e9, "share_of_copy": rate / copied}
+        timings.append(timing)
+    return timings
 
 
 def norms_table(bench: dict[str, Any]) -> RenderableType:
@@ -86,30 +116,33 @@ def norms_table(bench: dict[str, Any]) -> RenderableType:
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     by_shape = itertools.groupby(bench["timings"], itemgetter("width", "rows", "computes"))
     for (width, rows, computes), timings in by_shape:
-        cells = ("{ms:.4g} ms  {gb_per_s:.4g} GB/s  {share_of_copy:.2f}".format(**timing) for timing in timings)
+        cells = [CELL.format(**timing) for timing in timings]
         table.add_row(str(width), f"{rows:,}", computes, *cells)
     hardware, torch_version = bench["versions"]["hardware"], bench["versions"]["torch"]
     head = f"{bench['dtype']} on {bench['device']}, {hardware}, torch {torch_version}"
     return Group(Text(f"{head}; after the rate, its share of the rate of a plain copy"), table)
 
 
-def _median_seconds(calls: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
+def _median_seconds(calls: Calls, repeats: int, device: torch.device) -> dict[str, float]:
     """Return the median seconds of each call, timed in turns."""
-
-    def seconds(call: Callable[[], object], loops: int) -> float:
-        finish(device)
-        start = time.perf_counter()
-        for _ in range(loops):
-            call()
-        finish(device)
-        return (time.perf_counter() - start) / loops
-
     clocks = {}
     for name, call in calls.items():
         call()  # compilers, caches
-        loops = 1 + int(min(100, SHORTEST_SECONDS / max(seconds(call, 1), 1e-7)))
-        clocks[name] = partial(seconds, call, loops)
-    return {name: statistics.median(times) for name, times in in_turns(clocks, range(repeats)).items()}
+        once = max(_seconds(call, 1, device), 1e-7)
+        loops = 1 + int(min(100, SHORTEST_SECONDS / once))
+        clocks[name] = partial(_seconds, call, loops, device)
+    times = in_turns(clocks, range(repeats))
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def _seconds(call: Callable[[], object], loops: int, device: torch.device) -> float:
+    """Return the seconds of one call, as the mean of several."""
+    finish(device)
+    start = time.perf_counter()
+    for _ in range(loops):
+        call()
+    finish(device)
+    return (time.perf_counter() - start) / loops
 
 
 def _call(computes: str, module: nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], object]:

@@ -87,12 +87,20 @@ class Memory:
 def open_model(folder: str, kind: str) -> GPT2:
     """Return the model as the command line opens it."""
     settle_memory()
-    dtype, quantize = (None, "int8") if kind == "int8" else (kind, None)
-    return from_pretrained(folder, device="cpu", dtype=dtype, quantize=quantize)
+    if kind == "int8":
+        return from_pretrained(folder, device="cpu", quantize="int8")
+    return from_pretrained(folder, device="cpu", dtype=kind)
 
 
 def weight_bytes(model: GPT2) -> int:
     """Return the bytes of the weights that every new token reads: all matrices with the head, without embeddings."""
-    panels = sum(part.panels.nbytes for part in model.modules() if isinstance(part, Int8Linear))
-    head = 0 if model.quantize else head_rows(model).nbytes
-    return panels + head + sum(p.nbytes for part in (model.h, model.ln_f) for p in part.parameters())
+    total = 0
+    if model.quantize is None:
+        total += head_rows(model).nbytes
+    for part in model.modules():
+        if isinstance(part, Int8Linear):
+            total += part.panels.nbytes
+    for part in (model.h, model.ln_f):
+        for parameter in part.parameters():
+            total += parameter.nbytes
+    return total
