@@ -47,7 +47,14 @@ class Piece:
     def outputs(self) -> int:
         """How many logits are needed: after each id if the row scores its prompt, else if ``is_whole`` after the last
         one and each of the draft."""
-        return len(self.ids) if self.row.scores_prompt else self.is_whole + len(self.draft or ())
+        if self.row.scores_prompt:
+            return len(self.ids)
+        return int(self.is_whole) + len(self.draft or ())
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids, and the draft behind them."""
+        return self.ids + (self.draft or [])
 
     @property
     def logits(self) -> Float[Tensor, "outputs vocab"]:
@@ -83,13 +90,19 @@ class Batch:
         """Remove rows. The last row takes the place of a removed one."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place] in rows:
-                last = len(self.rows) - 1
-                self.reader.clear(place)
-                if place != last:
-                    self.reader.copy(last, place)
-                    self.rows[place], self._begins[place] = self.rows[last], self._begins[last]
-                    self.reader.clear(last)
-                del self.rows[last], self._begins[last]
+                self._drop(place)
+
+    def _drop(self, place: int) -> None:
+        """Remove the row at a place, which the last row takes."""
+        last = len(self.rows) - 1
+        self.reader.clear(place)
+        if place != last:
+            self.reader.copy(last, place)
+            self.rows[place] = self.rows[last]
+            self._begins[place] = self._begins[last]
+            self.reader.clear(last)
+        del self.rows[last]
+        del self._begins[last]
 
     def step(self, budget: int | None = None) -> list[Row]:
         """Call ``read`` and then ``choose``."""
@@ -108,26 +121,36 @@ class Batch:
             for piece in pieces.values():
                 if piece.is_whole and len(piece.ids) == 1 and piece.row.may_draft:
                     piece.draft = self.drafts.guess(piece.row, self.reader)
+        tokens = {place: piece.tokens for place, piece in pieces.items()}
         outputs = {place: piece.outputs for place, piece in pieces.items()}
-        logits = self.reader.read({place: piece.ids + (piece.draft or []) for place, piece in pieces.items()}, outputs)
-        end = 0
-        for place, piece in pieces.items():
-            begin, end = end, end + outputs[place]
-            piece.read, piece.among = logits, slice(begin, end)
-        return [*pieces.values()]
+        logits = self.reader.read(tokens, outputs)
+        begin = 0
+        for piece in pieces.values():
+            end = begin + piece.outputs
+            piece.read = logits
+            piece.among = slice(begin, end)
+            begin = end
+        return list(pieces.values())
 
     def _pieces(self, budget: int | None, only: Container[Row] | None) -> dict[int, Piece]:
         """Return what to read of each row, by its place."""
-        places = [place for place, row in enumerate(self.rows) if only is None or row in only]
-        unread = {place: ids for place in places if (ids := self._unread(place))}
+        unread: dict[int, list[int]] = {}
+        for place, row in enumerate(self.rows):
+            if only is None or row in only:
+                ids = self._unread(place)
+                if ids:
+                    unread[place] = ids
         counts = {place: len(ids) for place, ids in unread.items()}
-        return {
-            place: Piece(
-                row := self.rows[place], len(row.ids) - counts[place], unread[place][:count], count == counts[place]
-            )
-            for place, count in (counts if budget is None else _shares(counts, budget)).items()
-            if count
-        }
+        shares = counts
+        if budget is not None:
+            shares = _shares(counts, budget)
+        pieces = {}
+        for place, share in shares.items():
+            if share:
+                row, count = self.rows[place], counts[place]
+                first = len(row.ids) - count
+                pieces[place] = Piece(row, first, unread[place][:share], is_whole=share == count)
+        return pieces
 
     @torch.inference_mode()
     def choose(self, pieces: Sequence[Piece]) -> list[Row]:
@@ -147,12 +170,10 @@ class Batch:
         if len(going) == 1 and going[0].draft is not None:
             self._choose_drafted(going[0], going[0].draft)
         elif going:
-            read = going[0].read
-            is_all = len(read) == len(going) and all(piece.read is read for piece in going)
-            logits = read if is_all else torch.cat([piece.logits[-1:] for piece in going])  # no copy of all
-            self._push(logits, [piece.row for piece in going])
+            self._push(_last_logits(going), [piece.row for piece in going])
         rows = [piece.row for piece in whole]
-        if ended := [row for row in rows if row.end]:
+        ended = [row for row in rows if row.end]
+        if ended:
             for place in range(len(self.rows)):
                 self._unread(place)  # a text that waits for the same text takes its keys now
             self.drop(ended)
@@ -178,7 +199,8 @@ class Batch:
     def _choose_drafted(self, piece: Piece, draft: list[int]) -> None:
         """Add the tokens of a draft that are right, and the one after them."""
         assert self.drafts is not None
-        row, right = piece.row, 0
+        row = piece.row
+        right = 0
         for logits in piece.logits.split(1):  # each (1, V)
             try:
                 row.push(*next_tokens(self.model, logits, [row]))
@@ -197,13 +219,15 @@ class Batch:
         row, lengths = self.rows[place], self.reader.lengths
         begin = max(0, len(row.ids) - self.context)
         if begin != self._begins[place]:
-            self._begins[place], lengths[place] = begin, 0
+            self._begins[place] = begin
+            lengths[place] = 0
         unread = row.ids[begin + lengths[place] :]
         if lengths[place] or len(unread) == 1 or row.scores_prompt:
             return unread
+        end = begin + len(unread)
         for other, begin_of_other in enumerate(self._begins):
-            is_same = other != place and begin_of_other == begin
-            if is_same and self.rows[other].ids[begin : begin + len(unread)] == unread:
+            has_same_begin = other != place and begin_of_other == begin
+            if has_same_begin and self.rows[other].ids[begin:end] == unread:
                 if lengths[other] >= len(unread) - 1:
                     self.reader.copy(other, place, len(unread) - 1)
                     return unread[-1:]
@@ -214,9 +238,20 @@ class Batch:
 
 def _shares(counts: dict[int, int], budget: int) -> dict[int, int]:
     """Return how many tokens to read of each row, of ``counts`` unread ones. A single unread token is free."""
-    long = sorted((count, place) for place, count in counts.items() if count > 1)
     shares = dict.fromkeys(counts, 1)
-    for waiting, (count, place) in zip(range(len(long), 0, -1), long, strict=True):
+    long = sorted((count, place) for place, count in counts.items() if count > 1)
+    waiting = len(long)
+    for count, place in long:  # the shortest first, since what it leaves goes to the others
         shares[place] = min(count, budget // waiting)
         budget -= shares[place]
+        waiting -= 1
     return shares
+
+
+def _last_logits(pieces: list[Piece]) -> Float[Tensor, "rows vocab"]:
+    """Return the logits after the last token of each piece; without a copy if these are all that was read."""
+    read = pieces[0].read
+    are_all = len(read) == len(pieces) and all(piece.read is read for piece in pieces)
+    if are_all:
+        return read
+    return torch.cat([piece.logits[-1:] for piece in pieces])

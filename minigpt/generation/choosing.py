@@ -77,8 +77,10 @@ def next_tokens(model: GPT2, logits: Float[Tensor, "batch vocab"], rows: list[Ro
         GenerationError: if a logit is NaN or infinite.
     """
     logits = logits.float()
-    if (used := model.config.used_vocab_size) is not None:
-        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= used, -torch.inf)
+    used = model.config.used_vocab_size
+    if used is not None:
+        is_padding = torch.arange(logits.shape[-1], device=logits.device) >= used
+        logits = logits.masked_fill(is_padding, -torch.inf)
     alike: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
         alike.setdefault(row.settings.choice, []).append(place)
@@ -86,14 +88,16 @@ def next_tokens(model: GPT2, logits: Float[Tensor, "batch vocab"], rows: list[Ro
         return _next_tokens_alike(logits, rows, keeps)
     tokens = [0] * len(rows)
     for places in alike.values():
-        group = _next_tokens_alike(logits[places], [rows[place] for place in places], keeps)
-        for place, token in zip(places, group, strict=True):
+        rows_alike = [rows[place] for place in places]
+        tokens_alike = _next_tokens_alike(logits[places], rows_alike, keeps)
+        for place, token in zip(places, tokens_alike, strict=True):
             tokens[place] = token
     return tokens
 
 
 def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], keeps: bool) -> list[int]:
-    settings, scores = rows[0].settings, _scores(logits, rows)  # (B, V)
+    settings = rows[0].settings
+    scores = _scores(logits, rows)  # (B, V)
     if settings.samples:
         largest = scores.amax(-1)  # (B,)
         chances = torch.cat([row.chances(1) for row in rows])  # (B,)
@@ -101,14 +105,22 @@ def _next_tokens_alike(logits: Float[Tensor, "batch vocab"], rows: list[Row], ke
     else:
         largest, ids = likeliest(scores)
         tokens = ids.tolist()
-    _check(settings, largest.tolist(), [] if scores is logits else logits.amax(-1).tolist())
+    before = []
+    if scores is not logits:
+        before = logits.amax(-1).tolist()
+    _check(settings, largest.tolist(), before)
     if keeps and (settings.output_scores or settings.output_logprobs):
-        logprobs = scores.log_softmax(-1)  # (B, V)
-        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            row.logprobs.append(float(logprobs[i, token]))
-            if settings.output_scores:
-                row.scores.append(scores[i])
+        _keep(scores, rows, tokens)
     return tokens
+
+
+def _keep(scores: Float[Tensor, "batch vocab"], rows: list[Row], tokens: list[int]) -> None:
+    """Add the log-probability of its token to each row, and its scores if the settings ask for them."""
+    logprobs = scores.log_softmax(-1)  # (B, V)
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        row.logprobs.append(float(logprobs[i, token]))
+        if row.settings.output_scores:
+            row.scores.append(scores[i])
 
 
 def _check(settings: GenerationSettings, largest: list[float], before: list[float]) -> None:
@@ -132,10 +144,13 @@ def likeliest(scores: Float[Tensor, "batch vocab"]) -> tuple[Float[Tensor, " bat
     vocab = scores.shape[-1]
     if not scores.is_cpu or vocab < BLOCK:
         return scores.amax(-1), scores.argmax(-1)
-    blocks, last = scores.unfold(-1, BLOCK, BLOCK), scores[:, -BLOCK:]  # (B, V // BLOCK, BLOCK) and (B, BLOCK)
-    largest, block = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1).max(-1)  # each (B)
+    blocks = scores.unfold(-1, BLOCK, BLOCK)  # (B, V // BLOCK, BLOCK)
+    last = scores[:, -BLOCK:]  # (B, BLOCK)
+    maxima = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1)
+    largest, block = maxima.max(-1)  # each (B)
     first = (block * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
-    return largest, first + scores.gather(-1, first[:, None] + torch.arange(BLOCK, device=scores.device)).argmax(-1)
+    places = first[:, None] + torch.arange(BLOCK, device=scores.device)  # (B, BLOCK)
+    return largest, first + scores.gather(-1, places).argmax(-1)
 
 
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
@@ -152,8 +167,11 @@ def _scores(logits: Tensor, rows: list[Row]) -> Tensor:
     if not settings.looks_back:
         nothing = torch.empty(len(rows), 0, dtype=torch.long, device=logits.device)
         return _processed(logits, settings, TextSoFar(nothing, 0, rows[0].end_ids))
-    texts = [TextSoFar(row.ids_on(logits.device), row.prompt_length, row.end_ids) for row in rows]
-    return torch.cat([_processed(alone, settings, text) for alone, text in zip(logits.split(1), texts, strict=True)])
+    scores = []
+    for alone, row in zip(logits.split(1), rows, strict=True):  # alone: (1, V)
+        text = TextSoFar(row.ids_on(logits.device), row.prompt_length, row.end_ids)
+        scores.append(_processed(alone, settings, text))
+    return torch.cat(scores)
 
 
 def _processed(logits: Logits, settings: GenerationSettings, text: TextSoFar) -> Logits:

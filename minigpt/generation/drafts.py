@@ -35,7 +35,8 @@ class DraftLength:
 
     def __init__(self) -> None:
         self.right, self.wrong = 1.8, 0.2  # drafted tokens, the older ones fading
-        self.plain, self.each = deque[float](maxlen=MEASURED), deque[float](maxlen=MEASURED)
+        self.plain = deque[float](maxlen=MEASURED)  # seconds of a step without a draft
+        self.each = deque[float](maxlen=MEASURED)  # seconds of a drafted token
         self.steps = 0
 
     def next(self) -> int:
@@ -45,13 +46,22 @@ class DraftLength:
             return min(len(self.plain), 1)  # the first step has no draft, and the next one token
         step = median_low(self.plain)
         best, seconds = self.best(step, median_low(self.each))
-        return best if step > GAIN * seconds else int(self.steps % TRIAL == 0)
+        if step > GAIN * seconds:
+            return best
+        is_trial = self.steps % TRIAL == 0
+        return int(is_trial)
 
     def best(self, step: float, each: float) -> tuple[int, float]:
         """Return the best length and the seconds of a token then; by the seconds of a step and of a drafted token."""
         p = self.right / (self.right + self.wrong)
-        seconds = {k: (step + k * each) / sum(p**i for i in range(k + 1)) for k in range(MOST + 1)}
-        return min(seconds.items(), key=lambda item: item[1])
+        best, least_seconds = 0, step
+        tokens = 1.0  # that a draft of this length gives on average
+        for length in range(1, MOST + 1):
+            tokens += p**length
+            seconds = (step + length * each) / tokens
+            if seconds < least_seconds:
+                best, least_seconds = length, seconds
+        return best, least_seconds
 
     def repays(self, tokens: int, share: float, rounding: Callable[[], float]) -> bool:
         """Return True if so many tokens probably repay the rounding of the weights.
@@ -71,8 +81,10 @@ class DraftLength:
         if not drafted:
             self.plain.append(seconds)
             return
-        self.each.append(max(seconds - median_low(self.plain or [seconds]), 0) / drafted)
-        self.right, self.wrong = FADING * self.right + right, FADING * self.wrong + (right < drafted)
+        step = median_low(self.plain or [seconds])
+        self.each.append(max(seconds - step, 0) / drafted)
+        self.right = FADING * self.right + right
+        self.wrong = FADING * self.wrong + (right < drafted)
 
 
 def drafts_for(model: GPT2, draft: str | None) -> "Drafts | None":
@@ -81,7 +93,11 @@ def drafts_for(model: GPT2, draft: str | None) -> "Drafts | None":
     Raises:
         ConfigError: as ``Drafts``.
     """
-    return None if draft is None or (draft == "auto" and why_not_drafted(model)) else Drafts(model, draft)
+    if draft is None:
+        return None
+    if draft == "auto" and why_not_drafted(model):
+        return None
+    return Drafts(model, draft)
 
 
 class Drafts:
@@ -116,22 +132,30 @@ class Drafts:
         """Return tokens that may follow the only row, which are verified with its last token; None without a kernel."""
         if reader.kernel is None or (self.int8 is None and not self.is_auto):
             return None
-        try:
-            if self.int8 is None and self.length.repays(row.left + 1, int8_share(self.model), lambda: self.rounding):
-                self.int8 = drafter_of(self.model)
-        except ConfigError:  # a weight that is not finite, or a hook since the beginning
-            self.is_auto = False
+        if self.int8 is None:
+            self._make_int8(row.left + 1)
         self._begun = time.perf_counter()
         if self.int8 is None:
             return []  # the step is timed
         first = reader.lengths[0]
         room = min(row.left, reader.columns - first) - 1
-        return self._written(row, range(first, first + min(self.length.next(), room)), reader)
+        length = min(self.length.next(), room)
+        return self._written(row, range(first, first + length), reader)
+
+    def _make_int8(self, tokens: int) -> None:
+        """Make the int8 form if it makes so many tokens faster."""
+        try:
+            if self.length.repays(tokens, int8_share(self.model), lambda: self.rounding):
+                self.int8 = drafter_of(self.model)
+        except ConfigError:  # a weight that is not finite, or a hook since the beginning
+            self.is_auto = False
 
     def learn(self, row: Row, drafted: int, right: int) -> None:
         """Note how many tokens of the last draft were right, after its step."""
-        row.drafted, row.accepted = row.drafted + drafted, row.accepted + right
-        self.length.learn(drafted, right, time.perf_counter() - self._begun)
+        row.drafted += drafted
+        row.accepted += right
+        seconds = time.perf_counter() - self._begun
+        self.length.learn(drafted, right, seconds)
 
     def _written(self, row: Row, columns: range, reader: Reader) -> list[int]:
         """Return the tokens that the row would add if the int8 form were the model, with the row's random numbers."""

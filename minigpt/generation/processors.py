@@ -36,7 +36,12 @@ def logit_bias(bias: Mapping[int, float]) -> Process:
     """Add numbers to the logits of some ids, as OpenAI's API does."""
     ids = torch.tensor(list(bias), device="cpu")
     numbers = torch.tensor([*bias.values()], dtype=torch.float64, device="cpu")
-    return lambda logits, _: logits.index_add(1, ids.to(logits.device), numbers.to(logits).expand(len(logits), -1))
+
+    def process(logits: Logits, _: TextSoFar) -> Logits:
+        added = numbers.to(logits).expand(len(logits), -1)
+        return logits.index_add(1, ids.to(logits.device), added)
+
+    return process
 
 
 def repetition_penalty(penalty: float) -> Process:
@@ -52,14 +57,22 @@ def repetition_penalty(penalty: float) -> Process:
 
 def frequency_penalty(penalty: float) -> Process:
     """Subtract the penalty for each time that a token has been added, as OpenAI's API does."""
-    return lambda logits, text: logits.scatter_add(
-        1, text.added, torch.full_like(text.added, -float(penalty), dtype=logits.dtype)
-    )
+
+    def process(logits: Logits, text: TextSoFar) -> Logits:
+        subtracted = torch.full_like(text.added, -float(penalty), dtype=logits.dtype)
+        return logits.scatter_add(1, text.added, subtracted)
+
+    return process
 
 
 def presence_penalty(penalty: float) -> Process:
     """Subtract the penalty where a token has been added, however often, as OpenAI's API does."""
-    return lambda logits, text: logits.scatter(1, text.added, logits.gather(1, text.added) - float(penalty))
+
+    def process(logits: Logits, text: TextSoFar) -> Logits:
+        lowered = logits.gather(1, text.added) - float(penalty)
+        return logits.scatter(1, text.added, lowered)
+
+    return process
 
 
 def no_repeat_ngram_size(size: int) -> Process:
@@ -82,15 +95,21 @@ def bad_words_ids(runs: Sequence[Sequence[int]]) -> Process:
     for *begun, last in runs:
         last_of[tuple(begun)].add(last)
     lasts = {begun: _ids(tokens) for begun, tokens in last_of.items()}
-    always, lengths = lasts.pop((), _ids([])), sorted({len(begun) for begun in lasts})
+    always = lasts.pop((), _ids([]))
+    lengths = sorted({len(begun) for begun in lasts})
 
     def process(logits: Logits, text: TextSoFar) -> Logits:
         banned = torch.zeros_like(logits, dtype=torch.bool)
         banned[:, always.to(logits.device)] = True
         banned[:, [end for end in text.end_ids if 0 <= end < logits.shape[1]]] = False
-        for row, ids in enumerate(text.ids[:, -lengths[-1] :].tolist() if lengths else ()):
+        if not lengths:
+            return logits.masked_fill(banned, -torch.inf)
+        for row, ids in enumerate(text.ids[:, -lengths[-1] :].tolist()):
             for length in lengths:
-                if length <= len(ids) and (tokens := lasts.get(tuple(ids[-length:]))) is not None:
+                if length > len(ids):
+                    break
+                tokens = lasts.get(tuple(ids[-length:]))
+                if tokens is not None:
                     banned[row, tokens.to(logits.device)] = True
         return logits.masked_fill(banned, -torch.inf)
 
@@ -99,7 +118,13 @@ def bad_words_ids(runs: Sequence[Sequence[int]]) -> Process:
 
 def min_new_tokens(least: int) -> Process:
     """Exclude end tokens until the text has ``least`` new tokens."""
-    return lambda logits, text: _without(logits, _ids(text.end_ids)) if text.added.shape[1] < least else logits
+
+    def process(logits: Logits, text: TextSoFar) -> Logits:
+        if text.added.shape[1] >= least:
+            return logits
+        return _without(logits, _ids(text.end_ids))
+
+    return process
 
 
 def suppress_tokens(tokens: Sequence[int]) -> Process:
@@ -141,7 +166,8 @@ def min_p(p: float) -> Process:
     def process(logits: Logits, _: TextSoFar) -> Logits:
         probabilities = logits.softmax(-1)  # (B, V)
         unlikely = probabilities < float(p) * probabilities.amax(-1, keepdim=True)
-        return logits.masked_fill(unlikely.scatter(-1, probabilities.topk(1).indices, False), -torch.inf)
+        likeliest = probabilities.topk(1).indices  # (B, 1)
+        return logits.masked_fill(unlikely.scatter(-1, likeliest, False), -torch.inf)
 
     return process
 

@@ -76,7 +76,8 @@ class Row:
         """Return its ids as a tensor. The prompt's are moved to the device once."""
         if self._prompt is None:
             self._prompt = torch.tensor([self.ids[: self.prompt_length]], device=device)
-        return torch.cat((self._prompt, torch.tensor([self.new_ids], dtype=torch.long, device=device)), dim=1)
+        new = torch.tensor([self.new_ids], dtype=torch.long, device=device)
+        return torch.cat((self._prompt, new), dim=1)
 
     def chances(self, count: int) -> Float[Tensor, " count"]:
         """Return the random numbers of its next ``count`` tokens, uniform in [0, 1).
@@ -139,16 +140,37 @@ class TextAssembler:
         if self.stopped:
             return ""
         text = self._held + self._characters.decode(data, final)
-        ends = [(cut + len(stop), cut) for stop in self.stop_texts if (cut := text.find(stop)) >= 0]
-        if ends:  # the first complete one, so that the pieces in which the text arrives do not matter
+        begin = self._stop_in(text)
+        if begin is not None:
             self.stopped, self._held = True, ""
-            return text[: min(ends)[1]]
-        undecided = 0 if final else max((_overlap(text, stop) for stop in self.stop_texts), default=0)
+            return text[:begin]
+        undecided = 0
+        if not final:
+            undecided = max((_overlap(text, stop) for stop in self.stop_texts), default=0)
         shown = len(text) - undecided
         self._held = text[shown:]
         return text[:shown]
 
+    def _stop_in(self, text: str) -> int | None:
+        """Return where a stop string begins, or None.
+
+        It is the one that is complete first, so that the pieces in which the text arrives do not matter.
+        """
+        places = []
+        for stop in self.stop_texts:
+            begin = text.find(stop)
+            if begin >= 0:
+                places.append((begin + len(stop), begin))
+        if not places:
+            return None
+        _, begin = min(places)
+        return begin
+
 
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+    longest = min(len(text), len(stop) - 1)
+    for length in range(longest, 0, -1):
+        if stop.startswith(text[-length:]):
+            return length
+    return 0
