@@ -27,7 +27,7 @@ from bench.results import JsonFile, show  # noqa: E402
 from minigpt import LayerNorm, Original  # noqa: E402
 from minigpt.bench.generate import environment  # noqa: E402
 from minigpt.conformance import check_norm  # noqa: E402
-from minigpt.conformance.diagnosis import UNKNOWN  # noqa: E402
+from minigpt.conformance.found import UNKNOWN  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "float16")
 TYPES = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}

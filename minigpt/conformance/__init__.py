@@ -2,9 +2,14 @@
 
 check.py          runs the cases on a norm, and returns the report; summary.py shows it
   cases.py  behaviour.py      the cases
-  case.py         the norm under check; one question to it at each dtype, compared within a bound, and the result
+  case.py         one question to a norm at each dtype, and the result
+  subject.py      the norm under check: how it is built and called
+  compare.py      a tensor and the right one: the error, its bound, and where it is wrong
   truth.py        the inputs, LayerNorm in float64, and the bound on rounding
 diagnosis.py      from failed cases to the name of the mistake
+  probes.py  backward.py      outputs and gradients that no case asks for, and what explains them
+  mistakes.py     the formulas that have a name
+  found.py        the sentences, and the cases that show them
 """
 
 from minigpt.conformance.case import CaseResult

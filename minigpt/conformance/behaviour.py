@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import OTHER_EPS, Built, Case, Compare, Outcome, Subject, Unsupported, compare
+from minigpt.conformance.case import Axis, Case, Compare
 from minigpt.conformance.cases import BOUND, Input, gradients
+from minigpt.conformance.compare import Outcome, compare
+from minigpt.conformance.subject import OTHER_EPS, Built, Subject, Unsupported
 from minigpt.conformance.truth import far_from_zero, ordinary
 from minigpt.device import HALVES
 from minigpt.errors import NormError
@@ -25,7 +27,7 @@ def case(name: str, reason: str) -> Callable[[Compare], Compare]:
     """Decorate a function that compares what answers this question."""
 
     def add(ask: Compare) -> Compare:
-        BEHAVIOUR_CASES.append(Case(name, "behaviour", ask.__doc__ or "", reason, ask))
+        BEHAVIOUR_CASES.append(Case(name, "behaviour", ask.__doc__ or "", reason, ask, Axis.BEHAVIOUR, name))
         return ask
 
     return add

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.conformance.case import Built, Case, Outcome, Subject, compare
+from minigpt.conformance.case import Axis, Case
+from minigpt.conformance.compare import Outcome, compare
+from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import ORDINARY, PERIOD, PRECISIONS, ROW_KINDS, RowKind, by_columns
 from minigpt.device import HALVES
 from minigpt.errors import NormError
@@ -20,6 +22,7 @@ POWERS = [power + side for power in (32, 64, 128, 256, 512, 1024, 2048, 4096, 81
 WIDTHS = sorted({2, 3, 34, 36, 40, 48, 96, 192, 768, 1001, 1280, 1600, 16_384, *POWERS})
 # A block of threads has 64, 256 or 1,024, and CUDA's grid ends at 65,535 in two of its three dimensions
 SIZES = (1, 2, 64, 65, 256, 257, 1024, 1025, 65_536, 65_537)
+RANKS = ("2-D", "3-D", "4-D")
 SHAPES = {
     "2-D": (12, 64),
     "3-D": (3, 4, 64),
@@ -126,44 +129,66 @@ def roundings(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 BOUND = "4 + 2 sqrt(n) roundings times largest value / deviation, in float32 for half precision, and one of the result"
 OF_NAN = "a row that holds one is not finite, as with layer_norm"
 SAME_BITS = "the other rows must have the same bits as without it"
+OF_SIZES = "many rows, texts or tokens"
+OF_SHAPES = "the shape and the strides of the input"
+
+Table = dict[str, Input]  # the input of a case, by the value on its axis
 
 
-def sizes() -> dict[str, list[Input]]:
+def rows_of_width() -> Table:
+    """Return inputs of each width of ``WIDTHS``."""
+    return {str(width): Input((33 if width < 1100 else 7, width)) for width in WIDTHS}
+
+
+def sizes() -> dict[Axis, Table]:
     """Return inputs with each size of ``SIZES`` as the number of rows, of texts and of tokens."""
-    inputs = {}
+    rows, texts, tokens = Table(), Table(), Table()
     for size in SIZES:
         other = 2 if size < 2000 else 1
-        inputs[f"{size:,} rows"] = [Input((size, 64))]
-        inputs[f"batch of {size:,}"] = [Input((size, other, 64))]
-        inputs[f"sequence of {size:,}"] = [Input((other, size, 64))]
-    return inputs
+        rows[f"{size:,}"] = Input((size, 64))
+        texts[f"{size:,}"] = Input((size, other, 64))
+        tokens[f"{size:,}"] = Input((other, size, 64))
+    return {Axis.ROWS: rows, Axis.BATCH: texts, Axis.SEQUENCE: tokens}
 
 
-TABLES = {  # group -> what it tests, and the inputs by the case's name
-    "widths": ("rows of this width", {f"width {n}": [Input((33 if n < 1100 else 7, n))] for n in WIDTHS}),
-    "sizes": ("many rows, texts or tokens", sizes()),
-    "layouts": (
-        "the shape and the strides of the input",
-        {f"{name} input": [Input(shape)] for name, shape in SHAPES.items()}
-        | {"NaN-surrounded input": [Input((5, width), lay_input=among_nan) for width in (64, 1600)]}
-        | {f"non-contiguous: {name}": [Input((12, 64), lay_input=lay)] for name, lay in LAYOUTS.items()},
-    ),
-}
-VALUE_CASES = [
-    *(
-        Case(kind.name, "values", kind.tests, BOUND, partial(values, [Input((24, n), kind) for n in (64, 768)]))
-        for kind in ROW_KINDS
-    ),
-    Case("bias and slope", "values", "the mean of many errors, and the length of a row",
-         "a quarter of a rounding; 16 of the statistics", bias_and_slope),
-    Case("roundings", "values", "where an RMSNorm rounds in half precision", "one value of 50", roundings),
-    Case("infinity and NaN", "values", OF_NAN, SAME_BITS, not_finite),
-    *(
-        Case(name, group, tests, BOUND, partial(values, inputs))
-        for group, (tests, table) in TABLES.items()
-        for name, inputs in table.items()
-    ),
-]  # fmt: skip
+def value_case(axis: Axis, value: str, group: str, tests: str, inputs: list[Input]) -> Case:
+    """Return the case that compares the norm of each of ``inputs`` with float64."""
+    return Case(axis.named(value), group, tests, BOUND, partial(values, inputs), axis, value)
+
+
+def value_cases() -> list[Case]:
+    """Return the cases that compare outputs with float64, in the order in which they run."""
+    cases = []
+    for kind in ROW_KINDS:
+        inputs = [Input((24, width), kind) for width in (64, 768)]
+        cases.append(value_case(Axis.KIND, kind.name, "values", kind.tests, inputs))
+    of_values = {
+        "bias and slope": (
+            "the mean of many errors, and the length of a row",
+            "a quarter of a rounding; 16 of the statistics",
+            bias_and_slope,
+        ),
+        "roundings": ("where an RMSNorm rounds in half precision", "one value of 50", roundings),
+        "infinity and NaN": (OF_NAN, SAME_BITS, not_finite),
+    }
+    for name, (tests, reason, ask) in of_values.items():
+        cases.append(Case(name, "values", tests, reason, ask, Axis.BEHAVIOUR, name))
+    for width, one in rows_of_width().items():
+        cases.append(value_case(Axis.WIDTH, width, "widths", "rows of this width", [one]))
+    by_axis = sizes()
+    for size in by_axis[Axis.ROWS]:
+        for axis, table in by_axis.items():
+            cases.append(value_case(axis, size, "sizes", OF_SIZES, [table[size]]))
+    for name, shape in SHAPES.items():
+        cases.append(value_case(Axis.SHAPE, name, "layouts", OF_SHAPES, [Input(shape)]))
+    surrounded = [Input((5, width), lay_input=among_nan) for width in (64, 1600)]
+    cases.append(value_case(Axis.SHAPE, "NaN-surrounded", "layouts", OF_SHAPES, surrounded))
+    for name, lay in LAYOUTS.items():
+        cases.append(value_case(Axis.STRIDES, name, "layouts", OF_SHAPES, [Input((12, 64), lay_input=lay)]))
+    return cases
+
+
+VALUE_CASES = value_cases()
 
 
 def of_gradients(one: Input, subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
@@ -211,14 +236,35 @@ SETTINGS = {
     "input transposed": ("strides of the input", Input((12, 64), lay_input=by_columns)),
     "as tokens": ("rows of several dimensions, as a model has them, in training", Input((2, 6, 64))),
     "as heads": ("rows of four dimensions, in training", Input((2, 3, 2, 64))),
-    **{f"frozen {name}": (FROZEN, Input((12, 64), frozen=name)) for name in ("input", "weight", "bias")},
-    **{kind.name: (kind.tests, Input((24, 768), kind)) for kind in ROW_KINDS if kind.magnitudes is None},
-    **{name: (TABLES[g][0], one) for g in ("widths", "sizes") for name, (one,) in TABLES[g][1].items()},
 }
-GRADIENT_CASES = [
-    Case(f"gradients, {name}", "gradients", tests, TWICE, partial(of_gradients, one))
-    for name, (tests, one) in SETTINGS.items()
-]  # fmt: skip
+
+
+def gradient_case(axis: Axis, value: str, tests: str, one: Input) -> Case:
+    """Return the case that compares the gradients at an input with float64."""
+    name = f"gradients, {axis.named(value)}"
+    return Case(name, "gradients", tests, TWICE, partial(of_gradients, one), axis, value)
+
+
+def gradient_cases() -> list[Case]:
+    """Return the cases that compare gradients with float64, in the order in which they run."""
+    cases = []
+    for name, (tests, one) in SETTINGS.items():
+        cases.append(gradient_case(Axis.GRADIENT, name, tests, one))
+    for name in ("input", "weight", "bias"):
+        cases.append(gradient_case(Axis.GRADIENT, f"frozen {name}", FROZEN, Input((12, 64), frozen=name)))
+    for kind in ROW_KINDS:
+        if kind.magnitudes is None:
+            cases.append(gradient_case(Axis.KIND, kind.name, kind.tests, Input((24, 768), kind)))
+    for width, one in rows_of_width().items():
+        cases.append(gradient_case(Axis.WIDTH, width, "rows of this width", one))
+    by_axis = sizes()
+    for size in by_axis[Axis.ROWS]:
+        for axis, table in by_axis.items():
+            cases.append(gradient_case(axis, size, OF_SIZES, table[size]))
+    return cases
+
+
+GRADIENT_CASES = gradient_cases()
 
 
 def compiled_values(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
@@ -240,7 +286,15 @@ def _mixed_rows(subject: Subject, dtype: torch.dtype) -> Tensor:
     return torch.cat([subject.rows(8, 768, dtype=dtype, kind=kind) for kind in kinds])  # (24, 768)
 
 
+COMPILED = "compiled equals eager"
 COMPILE_CASES = [
-    Case("compiled equals eager", "compile", "values and gradients under torch.compile, traced by aot_eager",
-         "twice the bound, since either may be off by it", compiled_values),
-]  # fmt: skip
+    Case(
+        COMPILED,
+        "compile",
+        "values and gradients under torch.compile, traced by aot_eager",
+        "twice the bound, since either may be off by it",
+        compiled_values,
+        Axis.BEHAVIOUR,
+        COMPILED,
+    )
+]

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import EPS, Built, Case, CaseResult, Subject
+from minigpt.conformance.case import Axis, Case, CaseResult
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES, WIDTHS
 from minigpt.conformance.diagnosis import Diagnosis, diagnoses
+from minigpt.conformance.subject import EPS, Built, Subject
 from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
 from minigpt.errors import RAISED, NormError
 from minigpt.files import finite
@@ -188,12 +189,17 @@ def rounding(candidate: Built) -> list[str]:
 
 def refusals(results: list[CaseResult]) -> list[str]:
     """Return a sentence on the widths that the norm refuses."""
-    refused = [case for case in results if case.group == "widths" and case.refused.keys() - {"float64"}]
+    refused = []
+    for case in results:
+        if case.axis is Axis.WIDTH and case.group == "widths" and case.refused.keys() - {"float64"}:
+            refused.append(case)
     if not refused:
         return []
-    widths = ", ".join(case.name.removeprefix("width ") for case in refused[:3])
-    more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-    return [f"it refuses widths that no GPT-2 has, {widths}{more}: {next(iter(refused[0].refused.values()))}"]
+    widths = ", ".join(case.value for case in refused[:3])
+    if len(refused) > 3:
+        widths += f" and {len(refused) - 3} more"
+    reason = next(iter(refused[0].refused.values()))
+    return [f"it refuses widths that no GPT-2 has, {widths}: {reason}"]
 
 
 def case_names() -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import EPS
+from minigpt.conformance.subject import EPS
 
 WRONG = "normalizes over the wrong dimension: over {} of a (batch, sequence, width) input"
 DIMENSIONS = {

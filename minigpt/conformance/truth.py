@@ -112,12 +112,13 @@ class RowKind(NamedTuple):
 
 ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
 PRUNED = RowKind("zero scale", "weights that are exactly 0, tiny or negative", ordinary, pruned_weights)
+FAR_FROM_ZERO = RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero)
 ROW_KINDS = [
     ORDINARY,
     RowKind("trained weights", "a few weights from 10 to 20, some almost 0", ordinary, trained_weights),
     PRUNED,
     RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
-    RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero),
+    FAR_FROM_ZERO,
     RowKind("deviation near sqrt(eps)", "rows where eps decides the result", near_eps),
     RowKind("constant rows", "rows of one value each", constant),
     RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE),

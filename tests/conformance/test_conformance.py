@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import ConformanceReport, case_names, check_norm
-from minigpt.conformance.case import compare
+from minigpt.conformance.compare import compare
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 
 # torch.compile would trace the shape checks as well

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from minigpt import LayerNorm
 from minigpt.conformance import ConformanceReport, check_norm
-from minigpt.conformance.case import Subject
-from minigpt.conformance.diagnosis import BACKWARD_PROBES, agreed, closest_formula, structure, symptoms, wrong_gradient
+from minigpt.conformance.backward import BACKWARD_PROBES, wrong_gradient
 from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES, deviation_of, formula, slope, true_norm
+from minigpt.conformance.probes import agreed, closest_formula, structure, symptoms
+from minigpt.conformance.subject import Subject
 from minigpt.device import DTYPES, HALVES
 
 # torch.compile would trace the shape checks, and some norms here return other shapes on purpose

@@ -1,0 +1,108 @@
+"""Compare a tensor with the right one: the error, its bound, and where in the tensor it is wrong."""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of a comparison, or of one case at one dtype: that of the element furthest beyond its bound.
+
+    Attributes:
+        passed: None if the norm does not support what the case needs, and is not judged there.
+        ratio, error, bound: of the worst element; error and bound are None if nothing was measured.
+        note: the comparison, for example "the second call"; or why nothing was measured.
+        place: of what is wrong in the tensor: "rows from 256 on".
+        parts: the gradients that are wrong, by name; "" for an output.
+    """
+
+    passed: bool | None
+    ratio: float = 0.0
+    error: float | None = None
+    bound: float | None = None
+    note: str = ""
+    place: str = ""
+    parts: frozenset[str] = frozenset()
+
+
+def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, part: str = "") -> Outcome:
+    """Compare two tensors that should be equal. A NaN equals nothing.
+
+    Args:
+        expected: as many elements as ``value``, or those of its first rows, which it repeats.
+        bound: the largest error allowed, in the shape of ``expected``, or a number.
+        part: the gradient's name; "" for an output.
+    """
+    value, expected = value.detach().cpu(), expected.detach().cpu()
+    must_be_equal = isinstance(bound, int)
+    if value.numel() == 0 or (must_be_equal and torch.equal(value, expected)):
+        return Outcome(True, 0.0, 0.0, 0.0, what)
+    allowed = torch.as_tensor(bound, dtype=torch.float64).expand_as(expected).flatten()
+    right = expected.double().flatten()
+    largest, worst = -1.0, (0.0, 0.0)
+    wrong = []
+    for piece in value.flatten().split(len(right)):
+        limit = allowed[: len(piece)]
+        error = error_of(piece.double(), right[: len(piece)])
+        ratio = torch.where(error == 0, 0.0, error / limit).nan_to_num(nan=math.inf, posinf=math.inf)
+        index = int(ratio.argmax())
+        if ratio[index] > largest:
+            largest = float(ratio[index])
+            worst = float(error[index]), float(limit[index])
+        wrong.append(ratio > 1)
+    if largest <= 1:
+        return Outcome(True, largest, *worst, what)
+    place = place_of(torch.cat(wrong).view(value.shape), value)
+    return Outcome(False, largest, *worst, what, place, frozenset({part}))
+
+
+def error_of(a: Tensor, b: Tensor) -> Tensor:
+    """Return |a - b| of each element; infinities may be equal."""
+    return torch.where(a == b, 0.0, (a - b).abs())
+
+
+def place_of(wrong: Tensor, value: Tensor) -> str:
+    """Describe where a tensor is wrong: "tokens from 1,024 on", "one row in 8 from 7 on (all 0)"; "" for no pattern."""
+    if wrong.ndim == 0:
+        return ""
+    wrong, value = torch.atleast_2d(wrong), torch.atleast_2d(value)
+    rows = wrong.any(-1)
+    for name, flags in _dimensions(wrong):
+        place = pattern_of(name, flags)
+        if place:
+            is_zero = not value[rows].any()
+            return f"{place} (all 0)" if is_zero else place
+    return ""
+
+
+def _dimensions(wrong: Tensor) -> list[tuple[str, Tensor]]:
+    """Return the flags of what is wrong along texts and tokens, if these decide it, along rows and along columns."""
+    rows = wrong.any(-1)
+    flags = []
+    if rows.ndim == 2:
+        for axis, name in enumerate(("text", "token")):
+            along = rows.any(1 - axis, keepdim=True)
+            if torch.equal(along.expand_as(rows), rows):
+                flags.append((name, along.flatten()))
+    return [*flags, ("row", rows.flatten()), ("column", wrong.flatten(0, -2).any(0))]
+
+
+def pattern_of(name: str, wrong: Tensor) -> str:
+    """Describe a part of a dimension, if it has a beginning, an end or a step."""
+    index = wrong.nonzero().flatten()
+    if wrong.all() or len(index) == 0:
+        return ""
+    first, last = int(index[0]), int(index[-1])
+    if len(index) == 1:
+        return f"{name} {first:,}"
+    steps = index.diff().unique().tolist()
+    if steps == [1] and last == len(wrong) - 1:
+        return f"{name}s from {first:,} on"
+    if steps == [1]:
+        return f"{name}s {first:,} to {last:,}"
+    if len(steps) == 1 and len(index) > 2:
+        return f"one {name} in {steps[0]:,} from {first:,} on"
+    return ""

@@ -1,0 +1,55 @@
+"""The sentences of a diagnosis, and the cases that show them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from minigpt.conformance.case import Axis, CaseResult
+from minigpt.device import DTYPES
+
+FEW, MOST = 6, 3  # items that are listed, and patterns
+UNKNOWN = "no known mistake fits"
+NUMBERS = (Axis.WIDTH, Axis.ROWS, Axis.BATCH, Axis.SEQUENCE)
+
+Results = Sequence[CaseResult]
+Mistake = tuple[str, set[str]]  # a sentence, and the names of the dtypes that show it; none for all
+Mistakes = list[Mistake]
+
+
+def of_cases(sentence: str, cases: Results) -> Mistake:
+    """Return a mistake that these cases show, with the place that is wrong in their tensors."""
+    places = [case.worst_measured.place for case in cases if case.worst_measured.place]
+    if places:
+        sentence = f"{sentence} ({places[-1]})"
+    return sentence, wrong_at(cases)
+
+
+def wrong_at(cases: Results) -> set[str]:
+    """Return the names of the dtypes at which some of these cases have wrong numbers."""
+    return set[str]().union(*(case.wrong_at for case in cases))
+
+
+def first_dtype(names: set[str]) -> torch.dtype:
+    """Return the first of these dtypes, in the order in which the kit asks them."""
+    return next(dtype for name, dtype in DTYPES.items() if name in names)
+
+
+def of_numbers(failed: Results, results: Results, *, least: float = 0.0) -> Mistakes:
+    """Return at which widths and sizes a norm is wrong.
+
+    Args:
+        failed, results: cases that all compare outputs, or all compare gradients.
+        least: the share of numbers that must be right, so that it is no accident.
+    """
+    mistakes = []
+    for axis in NUMBERS:
+        wrong = [case for case in failed if case.axis is axis]
+        every = [case for case in results if case.axis is axis]
+        if wrong and len(every) - len(wrong) >= least * len(every):
+            mistakes.append(of_cases(f"wrong only at {axis.value} {_listed(wrong, len(every))}", wrong))
+    return mistakes
+
+
+def _listed(wrong: Results, of: int) -> str:
+    names = ", ".join(case.value for case in wrong[:FEW])
+    return f"{names} and {len(wrong) - FEW} more of {of}" if len(wrong) > FEW else names

@@ -1,0 +1,157 @@
+"""Ask a norm for outputs that no case asks for, and find the formula or the property that explains them."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.conformance.mistakes import TABLES, formula, true_norm
+from minigpt.conformance.subject import Subject
+from minigpt.conformance.truth import PRECISIONS, normal, ordinary
+from minigpt.device import HALVES, dtype_name
+
+LIMIT = 1e-4  # a formula explains a norm's outputs to this relative accuracy
+PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)}
+
+
+def agreed(subject: Subject, dtype: torch.dtype) -> list[str]:
+    """Return the mistakes of the formula of the outputs."""
+    return of_probes({probe: closest_formula(subject, dtype, shape) for probe, shape in PROBES.items()})
+
+
+def of_probes(by_probe: Mapping[str, list[str] | None]) -> list[str]:
+    """Return the mistakes that explain every probe but those that are right; none if a probe is unexplained."""
+    wrong = {probe: mistakes for probe, mistakes in by_probe.items() if mistakes != []}
+    first = next(iter(wrong.values()), None)
+    if not first or any(mistakes != first for mistakes in wrong.values()):
+        return []
+    where = f", at {' and '.join(wrong)} only" if len(wrong) < len(by_probe) else ""
+    return [f"{mistake}{where}" for mistake in first]
+
+
+@torch.no_grad()
+def ask(
+    subject: Subject,
+    x: Tensor,
+    scale: float | Tensor = 1.0,
+    shift: float | Tensor = 0.0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return the norm of ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors."""
+    blank = torch.ones(x.shape[-1], dtype=torch.float64)
+    norm = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: (blank * scale, blank * shift))
+    return norm(subject.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
+
+
+def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> list[str] | None:
+    """Return the mistakes of the formula that gives the norm's outputs best; None if none does."""
+    least = -4 if dtype in HALVES else -6
+    deviation = torch.logspace(least, 3, 24, dtype=torch.float64).view(*shape[:-1], 1)
+    x = (deviation * (1 + normal(subject.generator, *shape))).to(dtype).double()
+    scale = (1 + 2 * normal(subject.generator, shape[-1])).to(dtype).double()
+    shift = (1 + normal(subject.generator, shape[-1])).to(dtype).double()
+    y = ask(subject, x, scale, shift, dtype)
+    x, y = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, y))  # (B, T, C)
+    formulas = []
+    for names, parts in with_few(TABLES[subject.centers]):
+        formulas.append((names, distance(y, formula(x, scale, shift, parts))))
+    return best(formulas, LIMIT + 2 * PRECISIONS[dtype].result)
+
+
+def with_few(tables: Sequence[Mapping[str, Any]], most: int = 2) -> list[tuple[list[str], list[Any]]]:
+    """Return the choices of one part of each table with at most ``most`` mistakes, those with the fewest first."""
+    choices = []
+    for mistakes in range(most + 1):
+        for wrong in itertools.combinations(range(len(tables)), mistakes):
+            choices += _choices(tables, wrong)
+    return choices
+
+
+def _choices(tables: Sequence[Mapping[str, Any]], wrong: tuple[int, ...]) -> list[tuple[list[str], list[Any]]]:
+    """Return the choices of a mistake in each of the tables at the places ``wrong``, and of none in the others."""
+    parts = []
+    for at, table in enumerate(tables):
+        right, *mistakes = table.items()
+        parts.append(mistakes if at in wrong else [right])
+    choices = []
+    for choice in itertools.product(*parts):
+        names = [name for name, _ in choice if name]
+        choices.append((names, [part for _, part in choice]))
+    return choices
+
+
+def best(formulas: Iterable[tuple[list[str], float]], limit: float) -> list[str] | None:
+    """Return the mistakes of the first formula that is about as close as the closest; None if none is close."""
+    formulas = [(names, off) for names, off in formulas if not math.isnan(off)]
+    closest = min((off for _, off in formulas), default=math.inf)
+    if closest > limit:
+        return None
+    for names, off in formulas:
+        if off <= max(3 * closest, 2e-6):
+            return names
+    return None
+
+
+def precision(subject: Subject, dtype: torch.dtype) -> list[str]:
+    """Return whether a norm computes in too few bits.
+
+    It does so if its rows are about right and all fit a narrower dtype, or are off by some roundings in half
+    precision.
+    """
+    x = subject.put(ordinary(64, 64, subject.generator), dtype).cpu().double()
+    y, u = ask(subject, x, dtype=dtype), PRECISIONS[dtype].result
+    off = distance(y, true_norm(x, subject.centers))
+    is_of_few_roundings = dtype in HALVES and off <= 4 * u
+    is_narrow = off <= 0.1 and _fits_narrower(y, u)
+    if is_of_few_roundings or is_narrow:
+        return [f"it computes in too few bits for {dtype_name(dtype)} input"]
+    return []
+
+
+def _fits_narrower(y: Tensor, u: float) -> bool:
+    narrower = [dtype for dtype in PRECISIONS if PRECISIONS[dtype].result > u]
+    return any(torch.equal(y.to(dtype).double(), y) for dtype in narrower)
+
+
+def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
+    """Return which values of a row, or which rows, a result is computed from, if not from its row."""
+    x = normal(subject.generator, 8, 64)
+    y, moved = ask(subject, x, dtype=dtype), x.clone()
+    moved[:, 0] += 3
+    if not y.isfinite().all():
+        return ["it returns NaN or infinities for ordinary rows"]
+    if not y.any():
+        return ["it returns 0 for ordinary rows, without scale and shift"]
+    changed = (ask(subject, moved, dtype=dtype) != y).any(0)  # (C,)
+    group = int(changed.sum())
+    if group < 2 and changed[:group].all():
+        return ["each value is computed by itself, without the statistics of its row"]
+    if group < 64 and changed[:group].all():
+        return [f"each {group} of the 64 values of a row are normalized by themselves"]
+    alone = torch.cat([ask(subject, row, dtype=dtype) for row in x.split(1)])
+    return ["a row depends on its batch"] if distance(alone, y) > 1e-3 else []
+
+
+def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:
+    """Return a property of the outputs of a norm that is wrong for all inputs, and that no formula explains."""
+    x = normal(subject.generator, 8, 64)
+    y = ask(subject, x, dtype=dtype)
+    moved = ask(subject, x + 2, dtype=dtype)
+    drift = (moved - y).mean(-1)  # what is left of a mean moves all values to one side
+    if subject.centers and drift.mean().abs() > max(1e-4, 2 * drift.std().item()):
+        return ["the mean is not subtracted, or not whole: a shift of the row changes the result"]
+    if distance(ask(subject, 4 * x, dtype=dtype), y) > 0.05:
+        return ["it does not divide by the row's own deviation: four times the row gives another result"]
+    changed = ask(subject, x, 2.0, 3.0, dtype)
+    if distance(changed, 2 * y + 3) > 1e-3 + 4 * PRECISIONS[dtype].result:
+        return ["scale and shift are applied otherwise than in row * scale + shift"]
+    return []
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return RMS(a - b) / RMS(b)."""
+    size = b.square().mean().sqrt().clamp(min=1e-300)
+    return ((a - b).square().mean().sqrt() / size).item()

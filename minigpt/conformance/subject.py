@@ -1,0 +1,220 @@
+"""The norm under check: how to build it, how it is called, and its random numbers."""
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from minigpt import norms
+from minigpt.conformance.compare import Outcome, compare
+from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, Truth, Weights, gradient_truth, truth
+from minigpt.device import dtype_name
+from minigpt.errors import RAISED, NormError
+from minigpt.norms.foreign.adapt import AdaptedNorm
+from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
+from minigpt.norms.foreign.locate import locate
+
+EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
+NEEDED = (64, 768, 1024, 1280, 1600)  # widths of GPT-2s; a norm may refuse others
+
+
+class Unsupported(NormError):
+    """The norm does not support this, and GPT-2 does not need it. The case is not judged, and does not fail."""
+
+
+@dataclasses.dataclass
+class Built:
+    """A norm that is built, in eval mode, with its weights.
+
+    While it runs, no truth is in memory, where its code could look for it: a case computes the truth after its last
+    call.
+    """
+
+    module: Any
+    eps: float
+    name: str
+    centers: bool  # whether it should subtract the mean: a LayerNorm does, an RMSNorm does not
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Its weight and, if it has one, its bias, by name."""
+        both = {"weight": self.module.weight, "bias": self.module.bias}
+        return {name: parameter for name, parameter in both.items() if parameter is not None}
+
+    @property
+    def adapted(self) -> AdaptedNorm | None:
+        """The wrapper around somebody else's module; None for a norm that is used as it is."""
+        return self.module if isinstance(self.module, AdaptedNorm) else None
+
+    @property
+    def foreign(self) -> nn.Module:
+        """The module without what was put around it: its class is what a message names."""
+        return self.adapted.norm if self.adapted else self.module
+
+    @property
+    def is_completed(self) -> bool:
+        """True if the wrapper applies a scale or a shift that the module lacks."""
+        return self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
+
+    @property
+    def rounds_row(self) -> bool:
+        """True if scale or shift may be applied to a rounded row: beside the module, or in an RMSNorm like Llama's."""
+        return self.is_completed or not self.centers
+
+    def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
+        """Return the norm of ``x``, in the dtype of ``x`` or one of ``dtypes``.
+
+        Raises:
+            NormError: if the norm raises, or returns another shape or dtype.
+        """
+        x.new_full(x.shape, torch.nan)  # then memory that it does not write holds NaN, and no earlier result
+        try:
+            with naming(self.foreign, f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
+                y = self.module(x)
+        except NormError as error:
+            if self._refuses_width_of(x):
+                raise Unsupported(str(error)) from error
+            raise
+        require_same_shape(y, x, self.foreign)
+        if y.dtype not in (x.dtype, *dtypes):
+            raise NormError(f"{self.name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
+        return y
+
+    def _refuses_width_of(self, x: Tensor) -> bool:
+        """Return True if the norm raises for two rows of a width that no GPT-2 has."""
+        width = x.shape[-1]
+        return width not in NEEDED and self._raises_for(x.new_ones(2, width))
+
+    def _raises_for(self, x: Tensor) -> bool:
+        try:
+            self.module(x)
+        except RAISED:
+            return True
+        return False
+
+    def by_pytorch(self, x: Tensor) -> Tensor:
+        """Return PyTorch's own norm of ``x``, with scale and shift where the module has them."""
+        weight, bias = self.module.weight, self.module.bias
+        shape, adapted = weight.shape, self.adapted
+        if adapted and adapted.multiplies:
+            weight = None
+        if adapted and adapted.adds:
+            bias = None
+        y = self._normalized(x, shape, weight, bias)
+        return adapted.completed(y) if adapted else y
+
+    def _normalized(self, x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if self.centers:
+            return F.layer_norm(x, shape, weight, bias, self.eps)
+        y = F.rms_norm(x, shape, weight, self.eps)
+        return y if bias is None else y + bias
+
+    def compared(self, inputs: Iterable[tuple[str, Tensor]]) -> list[Outcome]:
+        """Compare the norm of each input with the truth. One may be an earlier one whose numbers have changed."""
+        calls = []
+        for what, x in inputs:  # the norm may write into its input
+            calls.append((what, x.clone(), self(x).clone()))
+        return [compare(what, y, *self.truth(x)) for what, x, y in calls]
+
+    def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
+        """Return the norm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
+        bias = self.module.bias
+        if self.rounds_row:  # the row, its product with the scale, and that plus the shift
+            roundings = 2 if bias is None else 3
+        rows = first_rows(x)
+        return truth(rows, self.module.weight, bias, self.eps, centers=self.centers, roundings=roundings)
+
+    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
+        """Return the gradients of that for an incoming ``dy``, by name."""
+        rows = x[..., 0].numel()
+        x, dy = first_rows(x), first_rows(dy)
+        return gradient_truth(x, self.module.weight, self.eps, dy, centers=self.centers, rows=rows)
+
+
+def first_rows(x: Tensor) -> Tensor:
+    """Return the rows (at most PERIOD, width) that a longer input repeats; a shorter one as it is."""
+    if x[..., 0].numel() <= PERIOD:
+        return x
+    return x.reshape(-1, x.shape[-1])[:PERIOD]
+
+
+@dataclasses.dataclass
+class Subject:
+    """The norm under check: how to build it, and its random numbers.
+
+    Attributes:
+        norm: what ``norms.build`` takes.
+        device: where it is built and runs.
+        seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
+        centers: whether it should subtract the mean.
+    """
+
+    norm: norms.NormSpec
+    device: torch.device
+    seed: int = 0
+    purpose: str = ""
+    centers: bool = True
+
+    def __post_init__(self) -> None:
+        self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
+        self.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {self.purpose}".encode()))
+
+    def drawing_for(self, purpose: str) -> "Subject":
+        """Return the same norm with random numbers for this purpose."""
+        return dataclasses.replace(self, purpose=purpose)
+
+    def candidate(
+        self,
+        width: int = 64,
+        dtype: torch.dtype = torch.float32,
+        *,
+        eps: float = EPS,
+        bias: bool = True,
+        weights: Callable[[int, Generator], Weights] = ORDINARY.weights,
+    ) -> Built:
+        """Build the norm over ``width`` with ``weights(width, generator)``, rounded to ``dtype``.
+
+        Sets the Parameters ``weight`` and ``bias``, as ``swap_norms`` does.
+
+        Raises:
+            NormError: if it cannot be built.
+        """
+        module = self._module(width, eps, bias)
+        scale, shift = weights(width, self.generator)
+        module.weight = nn.Parameter(self.put(scale, dtype))
+        module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
+        with naming(module):
+            module = module.to(device=self.device, dtype=dtype).eval()
+        return Built(module, eps, self.name, self.centers)
+
+    def _module(self, width: int, eps: float, bias: bool) -> Any:
+        try:
+            return norms.build(self.norm, width, eps=eps, bias=bias)
+        except NormError as error:
+            if width in NEEDED:
+                raise
+            raise Unsupported(str(error)) from error
+
+    def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
+        """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""
+        count = math.prod(shape[:-1])
+        x = self.put(kind.rows(count, shape[-1], self.generator, dtype), dtype)
+        repeats = math.ceil(count / PERIOD)
+        return x.repeat(repeats, 1)[:count].view(shape)
+
+    def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Round a float64 tensor to ``dtype``, and move it to the norm's device."""
+        return tensor.to(device=self.device, dtype=dtype)
+
+    @property
+    def takes_eps(self) -> bool:
+        """True if its constructor takes an eps."""
+        make = locate(self.norm) if isinstance(self.norm, str) else self.norm
+        if norms.is_ours(getattr(make, "func", make)):
+            return True
+        return construct(make, (64,), eps=OTHER_EPS, bias=True).takes_eps
