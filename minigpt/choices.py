@@ -53,3 +53,11 @@ def patterns_of(sites: str | Iterable[str]) -> list[str]:
     if not patterns:
         raise NormError('sites is empty; give at least one pattern, e.g. "*" for all norm sites')
     return patterns
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words between the commas of a text, without the spaces around them."""
+    words = []
+    for word in text.split(","):
+        words.append(word.strip())
+    return words

@@ -29,6 +29,18 @@ def as_path(value: str | os.PathLike[str], argument: str, kind: type[MiniGPTErro
     return Path(value)
 
 
+def require_file(path: str | os.PathLike[str], kind: type[MiniGPTError]) -> None:
+    """Check that a file is there, and may be read.
+
+    Raises:
+        MiniGPTError: of the given kind, if it is missing, is a folder, or permission is denied.
+    """
+    try:
+        open(path, "rb").close()
+    except (OSError, ValueError) as error:  # ValueError: NUL in a path
+        raise kind(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def read_object(path: Path, kind: type[MiniGPTError]) -> dict[str, Any]:
     """Return the JSON object in a file.
 

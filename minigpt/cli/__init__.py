@@ -54,7 +54,7 @@ def main() -> None:
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
     line on standard error, it is 2. After an interrupt it is 130, and after a closed pipe 141.
     """
-    words = with_values(sys.argv[1:]) or ["--help"]
+    words = sys.argv[1:] or ["--help"]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
@@ -62,7 +62,7 @@ def main() -> None:
     else:
         _guard_exit()
     try:
-        status = app(words, prog_name="minigpt", standalone_mode=False)
+        status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from minigpt.choices import words_of
 from minigpt.cli.options import Count, JsonFile, add, parse_draft, refuse_if
 from minigpt.cli.output import progress, show
 
@@ -46,7 +47,7 @@ def generate(
     plan = BenchPlan(
         model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch,
         prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats,
-        draft=parse_draft(draft), against=tuple(filter(None, against.split(","))),
+        draft=parse_draft(draft), against=tuple(filter(None, words_of(against))),
     )  # fmt: skip
     with progress() as say:
         report = bench_generate(plan, progress=say)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minigpt.cli.output import ResultConsole, check_folder, progress
+from minigpt.cli.options import Given, OutPlace, refuse_if
+from minigpt.cli.output import ResultConsole, progress
 from minigpt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 OF_AN_EARLIER_MODEL = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "finetune.json", "checkpoints")
 
 
-def convert(recipe: "Recipe", out: Path, *, max_shard_bytes: int = 5 * 10**9, force: bool = False) -> None:
+def convert(
+    recipe: "Recipe", out: OutPlace, *, given: Given, max_shard_bytes: int = 5 * 10**9, force: bool = False
+) -> None:
     """Write a checkpoint as Hugging Face transformers reads it: config.json, safetensors and the tokenizer.
 
     Args:
@@ -33,7 +35,7 @@ def convert(recipe: "Recipe", out: Path, *, max_shard_bytes: int = 5 * 10**9, fo
     from minigpt.checkpoint.contents import TOKENIZER_FILES
     from minigpt.checkpoint.norms import described_norms
 
-    check_folder(out)
+    refuse_if(("attention" in given, "attention", "is for a model that computes; a checkpoint does not keep it"))
     replaces = holds_model(out)
     if replaces and not force:
         raise CheckpointError(f"{out} holds a model; give another folder, or --force to replace it")

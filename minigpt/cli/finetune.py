@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minigpt.cli.options import OutFolder
+from minigpt.cli.options import OutFolder, refuse_if
 from minigpt.cli.output import ResultConsole, progress
 from minigpt.errors import ConfigError
 
@@ -59,6 +59,7 @@ def finetune(
 
         Started again with the same settings, it goes on from its newest checkpoint.
     """
+    refuse_if((eval_steps is not None and eval_text is None, "eval_steps", "is for --eval, a held-out text"))
     with progress(lines=True) as say:
         say("loading", 0.0)
         from minigpt.checkpoint import holds_model

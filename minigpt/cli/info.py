@@ -20,13 +20,14 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
 
         Exit status: 0 it would load, 2 it would not; the error says why.
     """
-    from minigpt.checkpoint.contents import Files, local_place
+    from minigpt.checkpoint.contents import Files
     from minigpt.checkpoint.pretrained import describe
     from minigpt.checkpoint.transformers_model import describe_other
+    from minigpt.recipe import Recipe
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 
-    files = Files.at(local_place(model, revision=revision))
+    files = Files.at(Recipe(model, revision=revision).place())
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
     facts: dict[str, Any] = {"model": model}
     if files.architecture is None:

@@ -5,13 +5,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from minigpt.cli.options import Json, OutFile
+from minigpt.cli.options import Given, Json, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import ConfigError
+
+LISTS = ("json",)  # the options of the list; the others are for --check
 
 
 def norms(
     *,
+    given: Given,
     check: str | None = None,
     kind: Annotated[str | None, typer.Option("--as")] = None,
     dtype: str = "float32",
@@ -42,20 +45,20 @@ def norms(
     from minigpt.norms.registry import KINDS
 
     if check is None:
-        if every_case or any(value is not None for value in (kind, device, html, seed)):
-            raise ConfigError("--as, --device, --all, --html and --seed are for --check NAME")
+        refuse_others(given, LISTS, "is for --check NAME")
         known = available()
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
             table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
         show(table, {name: info.to_dict() for name, info in known.items()}, STDOUT if json else None)
         return
+    refuse_if((json and every_case, "every_case", "cannot go with --json, which has every case"))
     from minigpt.conformance import check_norm
     from minigpt.conformance.summary import conformance_page, conformance_summary
 
     resolve_dtype(dtype)
     if kind not in (None, *KINDS):
-        raise ConfigError(f"--as must be {' or '.join(KINDS)}, got {kind!r}")
+        raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")
     with progress(lines=True) as say:
         report = check_norm(check, kind=kind, device=device, progress=say, seed=seed)
     summary = conformance_summary(report, dtype, every_case=every_case)

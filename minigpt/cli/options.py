@@ -2,6 +2,7 @@
 
 A parameter ``recipe: Recipe`` becomes the options that say how a model is opened, the fields of RECIPE, and the command
 gets the ``Recipe``. ``recipes: list[Recipe]`` lets --norm and --sites be repeated: a recipe for every pair.
+A parameter ``given: Given`` gets the names of the parameters that the command line sets.
 """
 
 import copy
@@ -9,7 +10,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,17 +19,44 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from rich.markup import escape
 
-from minigpt.cli.output import check_folder, check_writable
+from minigpt.choices import words_of
+from minigpt.cli.output import STDOUT, check_folder, check_writable
 from minigpt.config import presets_folder
 from minigpt.errors import ConfigError
 from minigpt.generation.settings import SETTINGS, SHELL
 from minigpt.recipe import Recipe
 
+Given = frozenset[str]  # names of parameters
+
+# Parameters whose option has another name.
+SPELLED = {
+    "source": "model", "json_file": "json", "every_case": "all", "kind": "as", "eval_text": "eval", "set_": "set",
+}  # fmt: skip
+
+
+def _out_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    _refuse_dash(param, value)
+    return check_writable(value)
+
+
+def _out_folder(param: typer.CallbackParam, value: Path) -> Path | None:
+    _refuse_dash(param, value)
+    return check_folder(value)
+
+
+def _refuse_dash(param: typer.CallbackParam, place: Path | None) -> None:
+    """Refuse "-" in the place of a file or a folder: only JSON can be printed."""
+    if place == STDOUT:
+        name = str(param.name).upper() if param.param_type_name == "argument" else param.opts[0]
+        raise ConfigError(f"{name} must be a path, got '-'; only JSON can be printed")
+
+
 # Annotations of parameters whose option is not named as they are, is checked, or has a range.
 Json = Annotated[bool, typer.Option("--json")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=check_writable)]
-OutFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=check_writable)]
-OutFolder = Annotated[Path, typer.Option(metavar="FOLDER", callback=check_folder)]
+OutFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_out_file)]
+OutFolder = Annotated[Path, typer.Option(metavar="FOLDER", callback=_out_folder)]
+OutPlace = Annotated[Path, typer.Argument(metavar="OUT", callback=_out_folder)]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 Count = Annotated[int, typer.Option(min=1)]
 
@@ -77,11 +105,14 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """
     summary, about, examples = _sections(command)
     declared = inspect.signature(command).parameters
-    parameters = [
-        _described(each, SHARED | about) for parameter in declared.values() for each in _parameters(parameter)
-    ]
+    parameters: list[inspect.Parameter] = []
+    for parameter in declared.values():
+        for each in _parameters(parameter):
+            parameters.append(_described(each, SHARED | about))
 
-    def run(**values: Any) -> None:
+    def run(context: typer.Context, **values: Any) -> None:
+        if "given" in declared:
+            values["given"] = given_in(context)
         for name in declared.keys() & {"recipe", "recipes"}:
             recipes = recipes_of({field: values.pop(field) for field in RECIPE})
             values[name] = recipes if name == "recipes" else recipes[0]
@@ -90,6 +121,7 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
         except BrokenPipeError:  # nobody reads the rest; no status of a verdict may come of it
             raise typer.Exit(128 + 13) from None
 
+    parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     parameters.sort(key=lambda parameter: parameter.kind)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # Typer reads both
@@ -99,9 +131,13 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """Yield a command's parameter; of a recipe one for each field of RECIPE, of ``**settings`` one for each setting.
 
+    ``given`` is no option.
+
     MODEL is an argument if the recipe is one. A setting without its option is None.
     """
     option_of = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    if parameter.name == "given":
+        return
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         for name, setting in SETTINGS.items():
             if SHELL in setting.users:
@@ -130,10 +166,10 @@ def recipes_of(values: dict[str, Any]) -> list[Recipe]:
     chosen = {name: value for name, value in values.items() if value is not None}
     source = chosen.pop("model", "demo")
     if "keep" in chosen:
-        chosen["keep"] = () if chosen["keep"] == "none" else tuple(chosen["keep"].split(","))
+        chosen["keep"] = () if chosen["keep"] == "none" else tuple(words_of(chosen["keep"]))
     norms, sites = (value if isinstance(value, list) else [value] for value in map(chosen.pop, REPEATED, [None] * 2))
     return [
-        Recipe(source, norm=norm, sites="*" if patterns is None else patterns.split(","), **chosen)
+        Recipe(source, norm=norm, sites="*" if patterns is None else words_of(patterns), **chosen)
         for norm, patterns in product(norms or [None], sites or [None])
     ]
 
@@ -166,13 +202,31 @@ def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
 
 
 def with_values(words: list[str]) -> list[str]:
-    """Return the words with a value after ``--ray``, and after the ``--json`` of a report, where they have none."""
+    """Return the words with a value after ``--ray``, and after the ``--json`` of a report, where they have none.
+
+    Raises:
+        ConfigError: if a ``--json`` stands before the reports of ``--compare``, so that it would take the first.
+    """
     bare = {"--ray": "local"} | ({"--json": "-"} if words[:1] and words[0] in ("bench", "parity", "sites") else {})
-    following = [*words[1:], "--"]
-    return [
-        f"{word}={bare[word]}" if word in bare and after.startswith("--") else word
-        for word, after in zip(words, following, strict=False)
-    ]
+    complete: list[str] = []
+    for word, after, beyond in zip(words, [*words[1:], "--"], [*words[2:], "--", "--"], strict=False):
+        takes_report = word == "--json" and not after.startswith("-") and not beyond.startswith("-")
+        if takes_report and "--compare" in words:
+            message = f"before reports must be --json=FILE, or --json=- to print, got --json {after} {beyond}"
+            raise ConfigError(message, argument="json")
+        is_bare = word in bare and after.startswith("--")
+        complete.append(f"{word}={bare[word]}" if is_bare else word)
+    return complete
+
+
+def given_in(context: typer.Context) -> Given:
+    """Return the names of the parameters that the command line sets, also where it sets the default."""
+    names: set[str] = set()
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            names.add(name)
+    return frozenset(names)
 
 
 def parse_draft(draft: str) -> str | None:
@@ -182,7 +236,24 @@ def parse_draft(draft: str) -> str | None:
 
 def option(name: str) -> str:
     """Return the option of a parameter's name."""
-    return "--model" if name == "source" else f"--{name.replace('_', '-')}"
+    name = SPELLED.get(name, name)
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_others(given: Given, taken: Collection[str], message: str) -> None:
+    """Refuse the options that would do nothing.
+
+    Args:
+        given: what the command line sets.
+        taken: what does something.
+        message: the rest of the sentence that begins with the option's name.
+
+    Raises:
+        ConfigError: about the first that would do nothing.
+    """
+    for name in sorted(given):
+        if name not in taken:
+            raise ConfigError(message, argument=name)
 
 
 def refuse_if(*checks: tuple[object, str, str]) -> None:

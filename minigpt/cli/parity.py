@@ -1,25 +1,38 @@
 """minigpt parity: is it still the same model?"""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from minigpt.cli.options import JsonFile, OutFile, refuse_if
+from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import progress, show
 from minigpt.errors import MiniGPTError
 from minigpt.files import read_object
 
 if TYPE_CHECKING:
+    from minigpt.judge.original import Original
     from minigpt.recipe import Recipe
     from minigpt.report.parity_report import ParityReport
+
+# What the ways of calling this command take; a model is judged by all other options.
+REPORT = {"json_file", "html"}
+COMPARES = {"compare", "reports"} | REPORT
+READS_OUTPUTS = {"original", "outputs", "device", "budget"} | REPORT
+READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
+RECORDS = {"record", "model", "revision", "attention", "device", "dtype"} | READS_ORIGINAL
+OF_THE_ORIGINAL = {"record", "against", "prompt", "prompts", "text"}  # which a record answers
+OF_NORMS = ("sensitivity", "remove", "bisect")
+CHANGES = {"norm", "against", "quantize", "center"}  # each makes a model that is not the original itself
 
 
 def parity(
     reports: list[Path] | None = None,
     *,
     recipes: "list[Recipe]",
+    given: Given,
     against: str | None = None,
     prompt: list[str] | None = None,
     prompts: Path | None = None,
@@ -72,72 +85,150 @@ def parity(
 
         Exit status: 0 every verdict is a pass, 1 one is not, 2 it could not be judged; --compare only shows.
     """
+    _check_options(given, recipes, reports or [])
     if compare:
-        refuse_if((not reports, "compare", "needs the files of two or more reports"))
-        _compare(reports or [], html)
+        _compare(reports or [], json_file, html)
         return
-    answered = "has its model and its texts; it cannot go with --record, --against, --prompt or --text"
-    refuse_if(
-        (remove_file and not remove, "remove_file", "is for --remove"),
-        (outputs and not original, "outputs", "needs --original, the record that it answers"),
-        (outputs and any(recipe.norm for recipe in recipes), "norm", "cannot go with --outputs, of another program"),
-        (original and (record or against or prompt or prompts or text), "original", answered),
-        (reports, "compare", f"must be given to read {reports and reports[0]}; the model to judge is --model"),
-    )
-    if prompts is not None:
-        from minigpt.generation.promptfile import read_prompts
-
-        prompt = [*(prompt or []), *(line.prompt for line in read_prompts(prompts))]
-    from minigpt.judge.original import Original, read_original
-
-    parts: dict[str, Any] = dict(
-        gradients=gradients or None, sensitivity=sensitivity, remove=remove,
-        remove_file=remove_file, bisect=bisect, budget=budget,
-    )  # fmt: skip
-    judged: list[ParityReport] = []
+    searches: dict[str, Any] = dict(sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect)
     with progress() as say:
         if original is not None:
             say(f"reading {original}", 0)
-            truth = Original.load(original)
-            if all(recipe.source == "demo" for recipe in recipes):  # by default: the record's own model
-                recipes = [dataclasses.replace(recipe, source=truth.source) for recipe in recipes]
+            truth = _load(original, recipes[0])
+            recipes = [_beside_record(recipe, truth, given) for recipe in recipes]
         else:
-            begin = lambda step, done: say(step, 0.5 * done)  # noqa: E731
-            truth = read_original(
-                recipes[0], against, prompts=prompt, text=text, gradients=gradients, progress=begin, check=recipes
-            )
+            texts = _texts(prompt, prompts)
+            truth = _read(recipes, against, say, prompts=texts, text=text, gradients=gradients)
         if record is not None:
             truth.save(record)
         if outputs is not None:
-            judged = [truth.judge_outputs(outputs, **parts)]
-        elif record is None or recipes[0].norm is not None or against is not None:
-
-            def tell(step: str, done: float) -> None:
-                recipe = recipes[len(judged)]
-                about = f"{recipe.norm} at {','.join(recipe.sites)}: " if len(recipes) > 1 else ""
-                say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
-
-            for recipe in recipes:
-                judged.append(truth.judge(recipe, progress=tell, **parts))
+            judged = [truth.judge_outputs(outputs, budget=budget)]
+        elif _only_records(given):
+            judged = []
+        else:
+            judged = _judge(truth, recipes, say, gradients=gradients or None, budget=budget, **searches)
     if not judged:
-        show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {}, None)
+        show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {})
         return
-    from minigpt.report.page import report_page
-    from minigpt.report.terminal import parity_summary, reports_table
-
-    fields = [report.to_dict() for report in judged]
-    is_one = len(judged) == 1
-    summary = parity_summary(fields[0]) if is_one else reports_table(fields)
-    show(summary, fields[0] if is_one else {"reports": fields}, json_file, html, lambda: report_page(*fields))
+    _show(judged, json_file, html)
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
 
-def _compare(files: list[Path], html: Path | None) -> None:
+def _only_records(given: Given) -> bool:
+    """Return whether the original is kept, and nothing is judged against it."""
+    return "record" in given and not given & CHANGES
+
+
+def _check_options(given: Given, recipes: "list[Recipe]", reports: list[Path]) -> None:
+    """Refuse options that would do nothing, and options that need others.
+
+    Raises:
+        ConfigError: about the first of them.
+    """
+    if "compare" in given:
+        refuse_others(given, COMPARES, "cannot go with --compare, which shows reports that were written before")
+        refuse_if((not reports, "compare", "needs the files of two or more reports"))
+        return
+    refuse_if(
+        (reports, "compare", f"must be given to read {reports and reports[0]}; the model to judge is --model"),
+        ("outputs" in given and "original" not in given, "outputs", "needs --original, the record that it answers"),
+    )
+    if "outputs" in given:
+        refuse_others(given, READS_OUTPUTS, "cannot go with --outputs, which another program wrote for --original")
+        return
+    if _only_records(given):
+        refuse_others(given, RECORDS, "cannot go with --record alone, which judges nothing; give a --norm to judge")
+        return
+    if "original" in given:
+        answered = "cannot go with --original, a record that has its model and its texts"
+        refuse_others(given & OF_THE_ORIGINAL, (), answered)
+    refuse_if(("remove_file" in given and "remove" not in given, "remove_file", "is for --remove"))
+    has_norm = any(recipe.norm is not None for recipe in recipes)
+    for name in OF_NORMS:
+        refuse_if((name in given and not has_norm, name, "is about norms that are swapped in; give a --norm"))
+
+
+def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:
+    """Return the texts of --prompt and of the file of --prompts; None if neither is given."""
+    if prompts is None:
+        return prompt
+    from minigpt.generation.promptfile import read_prompts
+
+    texts = list(prompt or [])
+    for line in read_prompts(prompts):
+        texts.append(line.prompt)
+    return texts
+
+
+def _read(recipes: "list[Recipe]", against: str | None, say: Callable[[str, float], None], **texts: Any) -> "Original":
+    """Return the original of the recipes' model, which transformers reads now, in the first half of the progress."""
+    from minigpt.judge.original import read_original
+
+    def tell(step: str, done: float) -> None:
+        say(step, 0.5 * done)
+
+    return read_original(recipes[0], against, progress=tell, check=recipes, **texts)
+
+
+def _load(record: Path, recipe: "Recipe") -> "Original":
+    """Return the original that a record holds, on the recipe's device."""
+    from minigpt.judge.original import Original
+
+    device = recipe.device
+    if device is None and recipe.quantize is not None:
+        device = "cpu"
+    return Original.load(record, device=device)
+
+
+def _beside_record(recipe: "Recipe", truth: "Original", given: Given) -> "Recipe":
+    """Return a recipe whose model and attention are the record's, unless others are given."""
+    if "attention" not in given:
+        recipe = dataclasses.replace(recipe, attention=truth.attention)
+    if "model" in given:
+        return recipe
+    is_there = truth.place.exists() and "revision" not in given
+    return dataclasses.replace(recipe, source=truth.place if is_there else truth.source)
+
+
+def _judge(
+    truth: "Original", recipes: "list[Recipe]", say: Callable[[str, float], None], **options: Any
+) -> "list[ParityReport]":
+    """Judge the recipes' models, in the second half of the progress."""
+    judged: list[ParityReport] = []
+
+    def tell(step: str, done: float) -> None:
+        recipe = recipes[len(judged)]
+        about = f"{recipe.norm} at {','.join(recipe.sites)}: " if len(recipes) > 1 else ""
+        say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
+
+    for recipe in recipes:
+        judged.append(truth.judge(recipe, progress=tell, **options))
+    return judged
+
+
+def _show(judged: "Sequence[ParityReport]", json_file: Path | None, html: Path | None) -> None:
+    """Print a report, or a table of several; write them as JSON and as a page."""
+    from minigpt.report.page import report_page
+    from minigpt.report.terminal import parity_summary, reports_table
+
+    reports: list[dict[str, Any]] = []
+    for report in judged:
+        reports.append(report.to_dict())
+    if len(reports) == 1:
+        summary, fields = parity_summary(reports[0]), reports[0]
+    else:
+        summary, fields = reports_table(reports), {"reports": reports}
+    show(summary, fields, json_file, html, lambda: report_page(*reports))
+
+
+def _compare(files: list[Path], json_file: Path | None, html: Path | None) -> None:
+    """Show reports that were written before in one table."""
     from minigpt.report.page import report_page
     from minigpt.report.terminal import reports_table
 
+    for name, written in (("json_file", json_file), ("html", html)):
+        refuse_if((written in files, name, f"would replace {written}, one of the reports; name another file"))
     reports: list[dict[str, Any]] = []
     for file in files:
         fields = read_object(file, MiniGPTError)
         reports += fields.get("reports", [fields])  # one command may have written several
-    show(reports_table(reports), reports, html=html, page=lambda: report_page(*reports))
+    show(reports_table(reports), {"reports": reports}, json_file, html, lambda: report_page(*reports))

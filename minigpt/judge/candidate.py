@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from minigpt.device import HALVES, dtype_name
 from minigpt.engine.reader import Reader
 from minigpt.errors import RAISED, CheckpointError, ConfigError, NormError, listing
+from minigpt.files import require_file
 from minigpt.generation import generate
 from minigpt.host import Shape, hooked, host_of, is_compiled, norm_site, prefix_of
 from minigpt.judge.gradients import gradients_of
@@ -148,26 +149,22 @@ def gradient_texts(truth: Truth) -> list[Tensor]:
 class FileCandidate(Candidate):
     """What another program wrote for the texts of a record: logits, and norms and blocks for as many as it likes.
 
+    Where it holds ``ids.N`` too, they must be the record's.
+
     Raises:
-        CheckpointError: if the file cannot be read, lacks logits, or a tensor is unknown or has another shape.
+        CheckpointError: if the file cannot be read, lacks logits or has those of other ids, or a tensor is unknown or
+            has another shape.
     """
 
     def __init__(self, truth: Truth, file: Path) -> None:
         super().__init__(truth, lambda _: None, str(file))
-        try:
-            with safe_open(file, "pt") as stored:
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
-        self.tensors = {name: x for name, x in tensors.items() if not name.startswith("ids.")}
-        size, width = truth.config.vocab_size, truth.config.n_embd
-        shapes: dict[str, list[tuple[int, ...]]] = {}
+        self.tensors = _tensors_in(file)
+        shapes = self._shapes()
         for n, sample in enumerate(truth.samples):
-            shapes[f"logits.{n}"] = [(len(sample.ids), size), (len(sample.truth), size)]
-            shapes |= {f"{place}.{n}": [(len(sample.ids), width)] for place in (*truth.sites, *truth.blocks)}
-            shapes |= {f"{site}.{n}": [tuple(x.shape)] for site, x in sample.inputs.items()}
             if f"logits.{n}" not in self.tensors:
                 raise CheckpointError(f"{file} has no logits.{n}, the logits for ids.{n}")
+            if f"ids.{n}" in self.tensors:
+                self._check_ids(n, self.tensors.pop(f"ids.{n}"), sample)
         for name, x in self.tensors.items():
             if name not in shapes:
                 raise CheckpointError(f"{file} has {name!r}, which is no key of the record; see docs/parity.md")
@@ -176,6 +173,33 @@ class FileCandidate(Candidate):
                     f"{file}: {name} must have shape {shapes[name][0]} and a floating dtype, got {tuple(x.shape)} and "
                     f"{dtype_name(x.dtype)}"
                 )
+
+    def _shapes(self) -> dict[str, list[tuple[int, ...]]]:
+        """Return the shapes that each tensor may have."""
+        truth, size, width = self.truth, self.truth.config.vocab_size, self.truth.config.n_embd
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        for n, sample in enumerate(truth.samples):
+            shapes[f"logits.{n}"] = [(len(sample.ids), size), (len(sample.truth), size)]
+            for place in (*truth.sites, *truth.blocks):
+                shapes[f"{place}.{n}"] = [(len(sample.ids), width)]
+            for site, x in sample.inputs.items():
+                shapes[f"{site}.{n}"] = [tuple(x.shape)]
+        return shapes
+
+    def _check_ids(self, number: int, x: Tensor, sample: Sample) -> None:
+        """Check that logits were written for the record's ids."""
+        ids = x.flatten().tolist()
+        if ids == sample.ids:
+            return
+        name = f"{self.name}: ids.{number}"
+        if len(ids) != len(sample.ids):
+            raise CheckpointError(f"{name} must be the record's {len(sample.ids):,} ids, got {len(ids):,}")
+        pairs = zip(ids, sample.ids, strict=True)
+        position = next(i for i, (actual, expected) in enumerate(pairs) if actual != expected)
+        raise CheckpointError(
+            f"{name} must be the record's, but at position {position} it has {ids[position]} in place of "
+            f"{sample.ids[position]}, so its logits answer other ids"
+        )
 
     def read(self, sample: Sample) -> Reading:
         end = f".{next(n for n, other in enumerate(self.truth.samples) if other is sample)}"
@@ -187,6 +211,23 @@ class FileCandidate(Candidate):
 
     def logits(self, sample: Sample) -> Tensor:
         return self.read(sample).logits
+
+
+def _tensors_in(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: if it cannot be read.
+    """
+    require_file(file, CheckpointError)
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                tensors[name] = stored.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} is not a safetensors file: {error}") from error
+    return tensors
 
 
 class ModuleCandidate(Candidate):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from minigpt.device import dtype_name, resolve_device, resolve_dtype
 from minigpt.errors import CheckpointError, MiniGPTError
-from minigpt.files import replaced
+from minigpt.files import replaced, require_file
 from minigpt.host import Float64, NormSite, Shape, exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
@@ -238,6 +238,7 @@ def load_truth(file: str | Path, device: str | torch.device | None = None) -> Tr
         CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
     """
     place = resolve_device(device)
+    require_file(file, CheckpointError)
     try:
         with safe_open(file, "pt", device=str(place)) as record:
             state = json.loads((record.metadata() or {})["minigpt"])

@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin
 from minigpt import norms
 from minigpt.checkpoint import open_checkpoint
 from minigpt.checkpoint.norms import Pairs
-from minigpt.choices import KEEP, check_option
+from minigpt.choices import KEEP, check_option, words_of
 from minigpt.device import resolve_device, software
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json, read_text
@@ -268,8 +268,8 @@ class Study:
         options |= {"device": self.device, "revision": self.revision}
         if norm is not None:
             keep, fit = values.get("keep", ",".join(KEEP)), values.get("fit")
-            options |= {"norm": norm, "sites": values["sites"].split(",")}
-            options["keep"] = () if keep == "none" else keep.split(",")
+            options |= {"norm": norm, "sites": words_of(values["sites"])}
+            options["keep"] = () if keep == "none" else words_of(keep)
             options["fit"] = fit if fit or norm != "frozen" or self.finetune else self.text
         recipe = Recipe(model, **options)
         if self.finetune is None:

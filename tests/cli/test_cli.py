@@ -132,7 +132,7 @@ def test_an_interrupt_of_a_resumable_command_says_that_it_continues(
     monkeypatch.setattr("minigpt.judge.original.read_original", interrupted)
     for words in (
         ["study", "study.toml", "--out", "results"],
-        ["parity", "--remove", "--remove-file", str(tmp_path / "trials")],
+        ["parity", "--norm", "rms", "--remove", "--remove-file", str(tmp_path / "trials")],
     ):
         ended = run(*words)
         assert (ended.status, ended.err) == (130, "stopped; the same command continues\n")
@@ -478,7 +478,7 @@ BAD = [
     ("generate x --model=", "--model must be a path, got ''"),
     ("bench norms --wdith 3", "--width.*minigpt bench norms --help"),
     ("bench generate --model demo --preset gpt2-xl", "--preset is for random weights"),
-    ("norms --device cpu", "--device, --all, --html and --seed are for --check NAME"),
+    ("norms --device cpu", "--device is for --check NAME"),
     ("info ./no/such/folder", "no directory or file of weights"),
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
     (f"{GENERATE} --norm frozen", "--fit must name a text"),
