@@ -4,9 +4,10 @@ Names are imported when they are first used, so that ``minigpt --help`` does not
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from minigpt.version import __version__ as __version__
+
+TYPE_CHECKING = False  # as type checkers know it; ``typing`` takes longer to import than all else here
 
 if TYPE_CHECKING:
     from minigpt import engine, generation, hf, model, norms, serve, swap, testing
@@ -46,7 +47,7 @@ _ROOMS = "bench conformance engine generation hf judge model norms serve study s
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
     __all__ = sorted({*_NAMES, "engine", "generation", "hf", "model", "norms", "serve", "swap", "testing"})
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name in _ROOMS.split():
             return importlib.import_module(f"minigpt.{name}")
         if name in _NAMES:

@@ -16,6 +16,7 @@ from typing import Any
 from minigpt.errors import MiniGPTError
 
 PARTIAL = ".partial"  # ends the name of a temporary file
+_temporaries: set[Path] = set()  # of this process, as long as they may be there
 
 
 def as_path(value: str | os.PathLike[str], argument: str, kind: type[MiniGPTError]) -> Path:
@@ -171,6 +172,8 @@ def temporary(folder: Path, name: str, make: Callable[[Path], None] = Path.touch
     new = folder / f".{name}.{secrets.token_hex(6)}{PARTIAL}"
     with contextlib.ExitStack() as stack:
         while not new.exists():  # ``remove_left`` of another process may remove it before it is locked
+            _temporaries.add(new)
+            stack.callback(_temporaries.discard, new)
             make(new)
             stack.callback(remove, new)
             with contextlib.suppress(OSError):  # a file system without locks
@@ -184,6 +187,18 @@ def remove_left(folder: Path, name: str) -> None:
         if path.name.startswith(f".{name}.") and path.suffix == PARTIAL:
             with contextlib.suppress(OSError), locked(path):
                 remove(path)
+
+
+def remove_temporaries() -> None:
+    """Remove the temporary files of this process, which ends at once; another of its threads may still write them.
+
+    Each gets another name first. So that thread cannot make it current while parts of it are gone already.
+    """
+    for path in [*_temporaries]:
+        with contextlib.suppress(OSError):
+            ended = path.with_suffix(f".ended{PARTIAL}")
+            path.rename(ended)
+            remove(ended)
 
 
 def remove(path: Path) -> None:

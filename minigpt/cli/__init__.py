@@ -5,109 +5,49 @@ become arguments, options and help: see ``options.add``. Import heavy packages i
 ``minigpt --help`` must not wait for them.
 """
 
-import importlib
-import io
-import os
-import re
 import sys
-from typing import Annotated, Any, NoReturn
 
-import typer
+from minigpt.cli.interrupt import CONTINUES, STATUS, Interrupts, continues
 
-from minigpt.cli.options import add, option, with_values
-from minigpt.errors import MiniGPTError
-from minigpt.version import __version__
+TYPE_CHECKING = False  # as in minigpt/__init__.py
+
+if TYPE_CHECKING:
+    from minigpt.cli.commands import app as app
 
 COMMANDS = (
     "generate", "parity", "norms", "bench", "convert", "info", "perplexity", "sites", "serve", "finetune", "study",
 )  # fmt: skip
 
-app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
+    def __getattr__(name: str) -> object:
+        if name == "app":  # imported when it is used, so that ``main`` handles a signal before
+            from minigpt.cli.commands import app
 
-def _version(is_set: bool) -> None:
-    if is_set:
-        print(f"minigpt {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""
-
-
-for _name in COMMANDS:
-    _command = getattr(importlib.import_module(f"minigpt.cli.{_name}"), _name)
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        add(app, _command)
+            return app
+        raise AttributeError(f"module 'minigpt.cli' has no attribute {name!r}")
 
 
 def main() -> None:
     """Run the command line and exit.
 
     The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
-    line on standard error, it is 2. After an interrupt it is 130, and after a closed pipe 141.
+    line on standard error, it is 2. After an interrupt it is 130, within a second, and after a closed pipe 141.
     """
-    words = sys.argv[1:] or ["--help"]
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
-    if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    else:
-        _guard_exit()
+    words = sys.argv[1:]
+    interrupts = Interrupts(words)
+    interrupts.start()
     try:
-        status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
-        if status == 130:  # Typer's, after an interrupt
-            raise KeyboardInterrupt
-        sys.stdout.flush()
-        sys.exit(status)
-    except MiniGPTError as error:
-        _fail(error.spelled(option))
-    except _UsageError as error:
-        command = error.ctx.command_path if error.ctx else "minigpt"
-        _fail(f"{error.format_message()} ({command} --help shows what there is)")
-    except (KeyboardInterrupt, typer.Abort):
-        if words[0] in ("study", "finetune") or "--remove-file" in words:  # generate --prompts says more
-            print("stopped; the same command continues", file=sys.stderr)
-        sys.exit(130)
-    except (MemoryError, RuntimeError) as error:  # PyTorch has an error class for a GPU's memory only
-        if not (isinstance(error, MemoryError) or re.search("out of memory|an(no)?'?t allocate memory", str(error))):
+        from minigpt.cli.commands import run
+
+        run(words)
+    except BaseException as error:
+        if interrupts.came:  # whatever has become of its KeyboardInterrupt
+            interrupts.end_after_cleaning()
+        if not isinstance(error, KeyboardInterrupt):
             raise
-        _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
-    except BrokenPipeError:
-        _drop_output()
-        sys.exit(128 + 13)
-    except OSError as error:
-        _drop_output()
-        _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
-
-
-def _guard_exit() -> None:
-    """A norm's code that ends this process at once gives status 2, and not that of a verdict."""
-    owner, end = os.getpid(), os._exit
-
-    def ended(status: int) -> NoReturn:
-        if os.getpid() == owner:
-            print("error: the norm's code ended the process, so there is no result", file=sys.stderr, flush=True)
-            status = 2
-        end(status)
-
-    os._exit = ended
-
-
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
-
-
-_UsageError: Any = typer.BadParameter.__base__  # click's, which typer bundles or imports
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+        if continues(words):
+            print(CONTINUES, file=sys.stderr)
+        sys.exit(STATUS)
+    finally:
+        interrupts.stop()

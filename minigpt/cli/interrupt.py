@@ -1,0 +1,129 @@
+"""End a command within a second of Ctrl-C, wherever it is: with status 130, and without a traceback.
+
+Python raises KeyboardInterrupt between two of its own instructions. That has three gaps. An import may swallow it or
+raise another error in its place. A destructor prints it and goes on. A call into a library that takes long delays it.
+So a signal in an import ends the process at once, and after any other a thread ends it if it is not over soon.
+
+This file imports nothing that takes time, since the handler must be there before anything else is imported.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+
+TYPE_CHECKING = False  # as in minigpt/__init__.py
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, NoReturn
+
+STATUS = 128 + signal.SIGINT
+PATIENCE = 0.4  # seconds for the command to end by itself: it closes its files and says what it has kept
+IMPORTING = "<frozen importlib"  # begins the names of files of the frames of an import
+SHOW_CURSOR = b"\x1b[?25h"  # a bar hides it
+CONTINUES = "stopped; the same command continues"
+_exit = os._exit  # as it is before anybody replaces it
+
+
+class Interrupts:
+    """Handles SIGINT from ``start`` to ``stop``. Only a command line's main thread may use it.
+
+    Args:
+        words: of the command line.
+
+    Attributes:
+        came: there was a signal.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self.came, self.words = False, words
+        self._is_over = False
+        self._pipe: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Install the handler, unless somebody else handles or ignores the signal, as ``nohup`` does."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            return  # where Python allows no handlers
+        self._pipe = reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        threading.Thread(target=self._wait, args=(reading,), name="minigpt-interrupt", daemon=True).start()
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, self._handle)
+
+    def stop(self) -> None:
+        """Give the signal back. From here on the interpreter ends, which a signal does not disturb."""
+        if self._pipe is None or self.came:
+            return
+        if signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.set_wakeup_fd(-1)
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        os.close(self._pipe[1])  # which ends the thread
+
+    def end(self) -> "NoReturn":
+        """End the process: no temporary file and no child stays."""
+        if self._is_over:
+            time.sleep(PATIENCE)  # the other thread ends it
+            _exit(STATUS)
+        self._is_over = True
+        try:
+            if os.isatty(2):
+                os.write(2, SHOW_CURSOR)
+            if continues(self.words):
+                os.write(2, f"{CONTINUES}\n".encode())
+            _call("minigpt.files", "remove_temporaries")
+            for child in _call("multiprocessing", "active_children") or ():
+                child.kill()
+        finally:  # also where standard error is closed
+            _exit(STATUS)
+
+    def end_after_cleaning(self) -> "NoReturn":
+        """Let the functions of ``atexit`` run, then end the process: the interpreter's own end may take long."""
+        try:
+            sys.stdout.flush()
+            atexit._run_exitfuncs()
+        except BaseException:  # no one reads the output, or another thread runs them
+            pass
+        finally:
+            self.end()
+
+    def _handle(self, _number: int, frame: "FrameType | None") -> None:
+        if self.came:
+            return  # the process ends already
+        self.came = True
+        sys.excepthook = lambda *_: self.end_after_cleaning()
+        sys.unraisablehook = lambda _: None
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(IMPORTING):
+                self.end()
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    def _wait(self, reading: int) -> None:
+        """Wait for a signal, then end the process if it does not end by itself."""
+        while number := os.read(reading, 1):
+            if number[0] == signal.SIGINT and self.is_handling:  # a server has its own handler
+                self.came = True
+                time.sleep(PATIENCE)
+                self.end()
+        os.close(reading)
+
+    @property
+    def is_handling(self) -> bool:
+        return signal.getsignal(signal.SIGINT) == self._handle
+
+
+def continues(words: list[str]) -> bool:
+    """Return True if a command, given again, goes on with what it has done."""
+    return words[:1] in (["study"], ["finetune"]) or "--remove-file" in words
+
+
+def _call(module: str, name: str) -> "Any":
+    """Call a function of a module, if the module has been imported."""
+    function = getattr(sys.modules.get(module), name, None)
+    return None if function is None else function()
