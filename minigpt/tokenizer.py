@@ -1,5 +1,7 @@
 """Text <-> token ids, with the ids that transformers gives."""
 
+import json
+import math
 import pickle
 import re
 from collections.abc import Iterable
@@ -19,6 +21,8 @@ NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-
 GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # takes a tokenizer.json as it is
 PLAIN_CLASSES = (*GPT2_CLASSES, PLAIN_CLASS, "TokenizersBackend")
+LONG_TEXT = 100_000  # characters, which take a tenth of a second to read
+KEEPS_BYTES = ("ByteLevel", "Split", "Digits", "Sequence")  # pre-tokenizers that drop nothing, unless one removes
 
 
 class Tokenizer:
@@ -85,6 +89,8 @@ class Tokenizer:
             GenerationError: if the text is not a string, or has lone surrogates.
         """
         try:
+            if isinstance(text, str) and len(text) > LONG_TEXT:  # ``encode`` would keep other threads waiting
+                return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:
             raise GenerationError(f"text must be a string of valid Unicode, got {text!r:.200}") from error
@@ -94,6 +100,17 @@ class Tokenizer:
                 unknown = {*text}.difference(self.backend.get_vocab())
                 reason = f"it has no token for {listing(map(repr, unknown))}"
             raise GenerationError(f"the tokenizer cannot read {text!r:.200}: {reason}") from error
+
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without turning it into ids.
+
+        It is exact where the tokens are pieces of the text's bytes, as GPT-2's: there are as many as its bytes divided
+        by those of the longest token, or more. Other tokenizers may drop or join characters: 0, as of a text that takes
+        no time to read.
+        """
+        if len(text) <= LONG_TEXT or self._longest_token is None:
+            return 0
+        return math.ceil(len(text.encode("utf-8", "surrogatepass")) / self._longest_token)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ids. Bytes that are not UTF-8 become U+FFFD.
@@ -180,6 +197,24 @@ class Tokenizer:
     @cached_property
     def _is_byte_level(self) -> bool:
         return self.backend.decoder is not None and b'"ByteLevel"' in self.backend.decoder.__getstate__()
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """The bytes of the longest token, if the tokens of every text are all its bytes; else None."""
+        settings = json.loads(self.backend.to_str())
+        if not self._is_byte_level or settings["normalizer"] is not None or settings["pre_tokenizer"] is None:
+            return None
+        splits = [settings["pre_tokenizer"]]
+        for split in splits:
+            if split["type"] not in KEEPS_BYTES or split.get("behavior") == "Removed":
+                return None
+            splits += split.get("pretokenizers", ())
+        longest = max(map(len, self.backend.get_vocab(with_added_tokens=False)))  # a character stands for a byte
+        for token in self._added.values():
+            if token.lstrip or token.rstrip:  # it takes the spaces beside it
+                return None
+            longest = max(longest, len(token.content.encode()))
+        return longest
 
     @cached_property
     def _anchor(self) -> int:

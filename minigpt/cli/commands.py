@@ -5,12 +5,14 @@ import io
 import os
 import re
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from minigpt.cli import COMMANDS
 from minigpt.cli.options import add, option, with_values
+from minigpt.cli.output import PULSE
 from minigpt.errors import MiniGPTError
 from minigpt.version import __version__
 
@@ -55,7 +57,8 @@ def run(words: list[str]) -> None:
     else:
         _guard_exit()
     try:
-        status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
+        with nullcontext() if words[0] == "serve" else PULSE.beating():
+            status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()

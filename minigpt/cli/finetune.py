@@ -60,7 +60,7 @@ def finetune(
         Started again with the same settings, it goes on from its newest checkpoint.
     """
     refuse_if((eval_steps is not None and eval_text is None, "eval_steps", "is for --eval, a held-out text"))
-    with progress(lines=True) as say:
+    with progress() as say:
         say("loading", 0.0)
         from minigpt.checkpoint import holds_model
         from minigpt.study.study import Training, checked_schedule

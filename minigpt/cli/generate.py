@@ -3,13 +3,13 @@
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minigpt.cli.options import Json, OutFile, option, parse_draft, refuse_if
-from minigpt.cli.output import for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
+from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value
 
@@ -76,7 +76,8 @@ def generate(
     from minigpt.generation.promptfile import TextFile
 
     settle_memory()
-    with stdout_to_stderr():
+    with progress() as say:
+        say(f"reading {recipe.source}", 0)
         opened = recipe.opened()
     from_file = settings_in(opened.generation_fields)
     settings = _settings(from_shell, from_file, greedy)
@@ -90,18 +91,28 @@ def generate(
         raise
     text = read_standard_input() if prompt == "-" else prompt
 
-    output = sys.stdout
-    with stdout_to_stderr():
-        model, tokenizer = opened.model, opened.tokenizer
-        if tokenizer is None:
-            raise CheckpointError(f"{recipe.source} has no tokenizer")
-        if prompts is not None and out is not None:
+    model, tokenizer = opened.model, opened.tokenizer
+    if tokenizer is None:
+        raise CheckpointError(f"{recipe.source} has no tokenizer")
+    if prompts is not None and out is not None:
+        with progress() as say:
+            say(f"reading {prompts}", 0)
             places = 16 if batch_size is None else batch_size
-            write_many(TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places))
-            return
-        if not json:
-            _print(text, stream_text(model, tokenizer, text, valid), output)
-            return
+            file = TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places)
+        write_many(file)
+        return
+    if not json:
+        with progress() as say:
+            say("reading the prompt", 0.5)
+            pieces = stream_text(model, tokenizer, text, valid)
+            first = next(pieces, "")  # an error of the model comes before any output
+        PULSE.stop()
+        output = sys.stdout
+        with stdout_to_stderr():
+            _print(chain([text + first], pieces), output)
+        return
+    with progress() as say:
+        say("writing the text", 0.5)
         begun = time.perf_counter()
         (written,) = complete_texts(model, tokenizer, [text], valid)
         seconds = time.perf_counter() - begun
@@ -110,9 +121,8 @@ def generate(
     print_json({"model": str(recipe.source), "norm": described_norms(model), "prompt": text, **result})
 
 
-def _print(text: str, pieces: Iterator[str], output: TextIO) -> None:
-    first = next(pieces, "")  # an error of the model comes before any output
-    for piece in chain([text + first], pieces):
+def _print(pieces: Iterable[str], output: TextIO) -> None:
+    for piece in pieces:
         print(for_terminal(piece) if output.isatty() else piece, end="", flush=True, file=output)
     print(file=output)
 
@@ -148,7 +158,7 @@ def write_many(file: "TextFile") -> None:
     if kept := len(file.lines.rows):
         _note(f"{kept} texts are there already")
     started, tokens, texts = time.perf_counter(), 0, 0
-    with file, progress(lines=True) as say:
+    with file, progress() as say:
         try:
             for text in file.write():
                 tokens, texts = tokens + len(text.ids), texts + 1

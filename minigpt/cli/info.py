@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from minigpt.cli.options import Json
-from minigpt.cli.output import STDOUT, for_terminal, show
+from minigpt.cli.output import STDOUT, for_terminal, progress, show
 from minigpt.errors import listing
 
 
@@ -27,17 +27,18 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
     from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 
-    files = Files.at(Recipe(model, revision=revision).place())
-    tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
     facts: dict[str, Any] = {"model": model}
-    if files.architecture is None:
-        facts |= describe(files, tokenizer.id_count if tokenizer else 0)
+    with progress() as say:
+        say(f"reading {model}", 0)
+        files = Files.at(Recipe(model, revision=revision).place())
+        tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
+        is_other = files.architecture is not None
+        facts |= describe_other(files.place) if is_other else describe(files, tokenizer.id_count if tokenizer else 0)
+    if not is_other:
         facts["norms"] = [
             f"{site}: " + ", ".join(f"{name} {brief(low)} to {brief(high)}" for name, (low, high) in ranges.items())
             for site, ranges in facts["norms"].items()
         ]
-    else:
-        facts |= describe_other(files.place)
     facts["tokenizer"] = "none"
     if tokenizer:
         beyond = [token for token, number in tokenizer.backend.get_vocab().items() if number >= facts["vocabulary"]]

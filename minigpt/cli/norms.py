@@ -59,7 +59,7 @@ def norms(
     resolve_dtype(dtype)
     if kind not in (None, *KINDS):
         raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")
-    with progress(lines=True) as say:
+    with progress() as say:
         report = check_norm(check, kind=kind, device=device, progress=say, seed=seed)
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))

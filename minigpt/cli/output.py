@@ -3,10 +3,11 @@
 import json
 import os
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from minigpt.errors import MiniGPTError
 from minigpt.files import not_utf8, write_atomically
 
 NARROWEST, WIDEST = 40, 10_000  # columns
-LINE_SECONDS = 15  # between two lines of progress in a pipe
+LINE_SECONDS = 10  # between two lines of progress in a pipe
 STDOUT = Path("-")  # in the place of a file
 
 
@@ -129,26 +130,56 @@ def stdout_to_stderr() -> redirect_stdout[Any]:
     return redirect_stdout(sys.stderr)
 
 
+class Pulse:
+    """Lines on standard error that show that a command goes on, for a pipe, which has no bar.
+
+    Attributes:
+        step, done: the newest of ``progress``.
+    """
+
+    def __init__(self) -> None:
+        self.step, self.done = "starting", 0.0
+        self._stopped = threading.Event()
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Print a line every LINE_SECONDS while the block runs, unless standard error is a terminal."""
+        self._stopped = threading.Event()
+        if not Console(stderr=True).is_terminal:
+            threading.Thread(target=self._beat, args=(self._stopped,), name="minigpt-pulse", daemon=True).start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Print no further line, since the result itself is printed from here on."""
+        self._stopped.set()
+
+    def _beat(self, stopped: threading.Event) -> None:
+        begin = time.monotonic()
+        while not stopped.wait(LINE_SECONDS):
+            with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                print(f"{time.monotonic() - begin:.0f} s, {self.done:.0%}: {self.step}", file=sys.stderr, flush=True)
+
+
+PULSE = Pulse()  # of the command that this process runs
+
+
 @contextmanager
-def progress(*, lines: bool = False) -> Iterator[Callable[[str, float], None]]:
+def progress() -> Iterator[Callable[[str, float], None]]:
     """Show each step, the share that is done, and the time; all other output in the block goes to standard error.
 
-    A terminal shows a bar, which disappears at the end.
-
-    Args:
-        lines: where there is no terminal for a bar, print a line every 15 seconds: for commands that run for minutes.
+    A terminal shows a bar, which disappears at the end. In a pipe, PULSE prints the newest step now and then.
     """
     columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
-    begin = shown = time.monotonic()
-
-    def line(step: str, done: float) -> None:
-        nonlocal shown
-        if lines and time.monotonic() - shown >= LINE_SECONDS:
-            shown = time.monotonic()
-            print(f"{shown - begin:.0f} s, {done:.0%}: {step}", file=sys.stderr, flush=True)
-
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with stdout_to_stderr(), bar as progress:
-        task = progress.add_task("starting", total=1.0)
-        yield line if progress.disable else lambda step, done: progress.update(task, description=step, completed=done)
+    with stdout_to_stderr(), bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def say(step: str, done: float) -> None:
+            PULSE.step, PULSE.done = step, done
+            bar.update(task, description=step, completed=done)
+
+        yield say

@@ -43,16 +43,15 @@ def perplexity(
     from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import JSON_LINES, mean_perplexities, measure, texts_of
 
-    texts = [
-        (f"{file}:{number}" if file.suffix in JSON_LINES else str(file), content)
-        for file in text
-        for number, content in enumerate(texts_of(file), 1)
-    ]
-    if not texts:
-        raise GenerationError(f"{text[0]} has no text")
     results: list[tuple[str, Perplexity]] = []
-
     with progress() as say:
+        say(f"reading {text[0]}", 0)
+        texts: list[tuple[str, str]] = []
+        for file in text:
+            for number, content in enumerate(texts_of(file), 1):
+                texts.append((f"{file}:{number}" if file.suffix in JSON_LINES else str(file), content))
+        if not texts:
+            raise GenerationError(f"{text[0]} has no text")
         say(f"reading {recipe.source}", 0)
         model, tokenizer = recipe.opened(any_architecture=True)[:2]
         if tokenizer is None:
@@ -62,6 +61,7 @@ def perplexity(
             say(f"{texts[len(results)][0]}: {words}", (len(results) + share) / len(texts))
 
         for name, content in texts:
+            within("turning the text into tokens", 0)
             result = measure(model, tokenizer, content, stride, bos, window=window, name=name, progress=within)
             if not math.isfinite(result.perplexity):
                 raise GenerationError(

@@ -39,7 +39,7 @@ def study(
         Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings
         have changed runs again.
     """
-    with progress(lines=True) as say:
+    with progress() as say:
         say("checking", 0.0)
         from minigpt.study.run import run_study
         from minigpt.study.study import cells_with, read_study

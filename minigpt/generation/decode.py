@@ -25,6 +25,7 @@ from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2
 from minigpt.model.inputs import check_ids, check_mask
 
+SLIDE = 'overflow="slide" (--overflow slide in a shell) goes on beyond it'
 PromptIds = Int[Tensor, "batch seq"]
 Sequences = Int[Tensor, "rows total"]
 
@@ -142,8 +143,7 @@ def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[Te
 def stream_text(model: GPT2, tokenizer: TextCodec, prompt: str, settings: GenerationSettings) -> Iterator[str]:
     """``stream`` with settings that are checked."""
     settings.require_one_text()
-    prompts = [prompt_ids(tokenizer, prompt)]
-    require_fits(model, prompts, settings)
+    prompts = [fitting_ids(model, tokenizer, prompt, settings)]
     rows = rows_of(model, prompts, settings, tokenizer)
     return (piece for row in write_rows(model, rows, settings, 1) if (piece := row.take_text()))
 
@@ -187,8 +187,7 @@ def complete_texts(
     texts = []
     for number, prompt in enumerate(prompts):
         try:
-            texts.append(prompt_ids(tokenizer, prompt))
-            require_fits(model, texts[-1:], settings)
+            texts.append(fitting_ids(model, tokenizer, prompt, settings))
         except GenerationError as error:
             raise GenerationError(f"{names[number] if names else f'prompt {number}'}: {error}") from error
     rows = rows_of(model, texts, settings, tokenizer)
@@ -226,6 +225,24 @@ def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
     return [end]
 
 
+def fitting_ids(model: GPT2, tokenizer: TextCodec, prompt: str, settings: GenerationSettings) -> list[int]:
+    """Return the ids of a prompt, after a check that it fits. One that cannot fit is refused before it is read.
+
+    Raises:
+        ConfigError, GenerationError: as ``prompt_ids`` and ``require_fits``.
+    """
+    require_codec(tokenizer)
+    check_gpt2(model)
+    context, least_tokens = model.config.n_positions, getattr(tokenizer, "least_tokens", None)
+    if least_tokens is not None and isinstance(prompt, str) and settings.overflow != "slide":
+        least = least_tokens(prompt)
+        if least > context:
+            raise GenerationError(f"the prompt has at least {least} tokens and the model's context {context}; {SLIDE}")
+    ids = prompt_ids(tokenizer, prompt)
+    require_fits(model, [ids], settings)
+    return ids
+
+
 def require_codec(tokenizer: object) -> None:
     """Check that a tokenizer has the methods of minigpt.Tokenizer; those of transformers cannot return a token's bytes.
 
@@ -256,11 +273,10 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
         text = "the text goes beyond the model's context of %d tokens; from there on it sees only the last of them"
         logging.getLogger("minigpt").warning(text, context)
         return
-    slide = 'overflow="slide" (--overflow slide in a shell) goes on beyond it'
     if longest >= context:
-        raise GenerationError(f"the prompt has {longest} tokens and the model's context {context}; {slide}")
+        raise GenerationError(f"the prompt has {longest} tokens and the model's context {context}; {SLIDE}")
     most = f"must be at most {context - longest} with a prompt of {longest} tokens in a context of {context}"
-    raise GenerationError(f"{most}, got {new}; {slide}", argument="max_new_tokens")
+    raise GenerationError(f"{most}, got {new}; {SLIDE}", argument="max_new_tokens")
 
 
 def rows_of(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import minigpt
-from minigpt.cli.output import progress
 from minigpt.files import Lines
 from minigpt.study.run import run_study
 from minigpt.study.study import Study, cells_with, command, fingerprint_of, read_study
@@ -210,16 +209,6 @@ def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_train
     cells = Study(["demo"], ["rms"], sites=["*", "ln_f"], seeds=[0, 1], finetune=tuning).cells()
     assert [cell.recipe.norm for cell in cells] == [None] * 2 * 2 * 2 + ["rms"] * 2 * 2 * 2 * 2
     assert {cell.training.residual_loss for cell in cells if cell.recipe.norm is None and cell.training} == {0, 0.1}
-
-
-def test_progress_in_a_pipe_is_lines_for_long_commands_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 0)
-    for lines in (False, True):
-        with progress(lines=lines) as say:
-            say("cell 1 of 2", 0.5)
-        assert ("50%: cell 1 of 2" in capsys.readouterr().err) == lines
 
 
 def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
