@@ -6,6 +6,7 @@ so whatever needs PyTorch is imported inside of the functions.
 """
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -99,7 +100,7 @@ class Recipe:
         norm: the norm to swap in, as ``swap_norms`` takes it, or a dict from patterns of sites to norms. "fused" is
             ``torch.nn.functional.layer_norm``. None leaves the checkpoint's own norms.
             If config.json names a norm that is not registered, name its class here, since a file never makes code run.
-            The class then stands at the checkpoint's sites for it only.
+            The class then stands at the checkpoint's sites for it only. Another class of a dict stands where it says.
         sites, keep: as ``swap_norms`` takes them.
         center: apply ``center_writers`` before the norm is swapped in.
         fit: a UTF-8 text file; the swapped norms are fitted on it, as ``fit_norms`` does.
@@ -267,21 +268,46 @@ class Recipe:
         stands at the checkpoint's sites for it, and only there.
         """
         from minigpt import norms
-        from minigpt.checkpoint.norms import norm_at
+        from minigpt.norms.registry import is_same
         from minigpt.swap import swap_norms
         from minigpt.swap.sites import match_sites
 
-        has_code, swapped = bool(self._code_for(checkpoint)), set[str]()
+        swapped = set[str]()
         for pattern, norm in self.pairs():
             sites = match_sites(model, pattern)
-            if has_code and not norms.is_registered(norm):
-                named = {site: norm_at(checkpoint.norms, site) for site in sites}
-                sites = [site for site, name in named.items() if name is not None and not norms.is_registered(name)]
+            of_code = self._sites_of_code(checkpoint, sites)
+            if of_code and self._is_code(norm, checkpoint):
+                sites = of_code
             swapped |= {*sites}
-            others = [site for site in sites if norms.name_of(model.get_submodule(site)) != norms.name_of(norm)]
+            present = {site: model.get_submodule(site) for site in sites}
+            others = [
+                site for site, module in present.items()
+                if not is_same(norm, module) and norms.name_of(module) != norms.name_of(norm)
+            ]  # fmt: skip
             if others:
                 swap_norms(model, norm, others, self.keep)
         return [site for site in model.norm_sites() if site in swapped]
+
+    @staticmethod
+    def _sites_of_code(checkpoint: "Checkpoint", sites: Sequence[str]) -> list[str]:
+        """Return those of the sites for which config.json names a norm that is not registered."""
+        from minigpt.checkpoint.norms import norm_at
+        from minigpt.norms import is_registered
+
+        named = {site: norm_at(checkpoint.norms, site) for site in sites}
+        return [site for site, name in named.items() if name is not None and not is_registered(name)]
+
+    def _is_code(self, norm: "NormSpec", checkpoint: "Checkpoint") -> bool:
+        """Return whether a norm is the class of one that config.json names and that is not registered.
+
+        A dict of norms says where each stands, so there the class must have the name that config.json has.
+        """
+        from minigpt.norms import is_registered, name_of
+
+        if is_registered(norm):
+            return False
+        named = {str(name).rpartition(":")[2] for _, name in checkpoint.norms if not is_registered(name)}
+        return not isinstance(self.norm, Mapping) or name_of(norm).rpartition(":")[2] in named
 
     def place(self) -> Path:
         """Return the local folder, or file of weights, of ``source``; fetches a repository.
@@ -311,12 +337,12 @@ class Recipe:
             CheckpointError: if the source cannot be found or fetched.
         """
         from minigpt.checkpoint.contents import known_files
-        from minigpt.norms import name_of
+        from minigpt.norms.foreign.fingerprint import describe
         from minigpt.norms.foreign.locate import code_files
 
         apart = ("source", "norm", "local_files_only", "revision")
         settings = {name: str(value) for name, value in vars(self).items() if name not in apart}
-        named = [(pattern, name_of(norm)) for pattern, norm in self.pairs()]
+        named = [(pattern, norm if isinstance(norm, str) else describe(norm)) for pattern, norm in self.pairs()]
         try:
             code = [file for _, norm in self.pairs() for file in code_files(norm)]
             files = [*known_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
@@ -328,12 +354,14 @@ class Recipe:
         """Return the words of the shell that open this model, without what is the default.
 
         Raises:
-            ConfigError: if the shell has no words for a value: a dict of norms, or ``arithmetic``.
+            ConfigError: if the shell has no words for a value: a dict of norms, a partial, a lambda, or ``arithmetic``.
         """
         from minigpt.norms import name_of
 
         if isinstance(self.norm, Mapping | list):
             raise ConfigError("is a dict of norms, which the command line has no words for", argument="norm")
+        if self.norm is not None and not re.fullmatch(r"[^()<>]+", name_of(self.norm)):
+            raise ConfigError(f"is {name_of(self.norm)}, which the command line has no words for", argument="norm")
         words = []
         for field in dataclasses.fields(self):
             name, value = "model" if field.name == "source" else field.name, getattr(self, field.name)

@@ -1,7 +1,7 @@
 """Checkpoint -> model, and what the model is. Strict: every parameter is written exactly once, or none is."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def load_model(
     if arithmetic == "fast":
         accelerate(model)
     trained = put_norms(model, checkpoint, code)
+    give_dimensions(checkpoint.tensors, model, trained)
     require_fitting(checkpoint.tensors, loadable(model, checkpoint), checkpoint.place)
     _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, checkpoint.place))
     for site in trained:
@@ -84,6 +85,14 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
         model.set_submodule(site, module)
         built[site] = norm
     return built
+
+
+def give_dimensions(tensors: dict[str, Tensor], model: GPT2, sites: Iterable[str]) -> None:
+    """Give numbers of norms that an earlier version saved without dimensions the shape (1,) that they have now."""
+    for site in sites:
+        for name, parameter in model.get_submodule(site).named_parameters(site):
+            if parameter.shape == (1,) and name in tensors and tensors[name].ndim == 0:
+                tensors[name] = tensors[name].view(1)
 
 
 def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from minigpt.cli.options import Json, OutFile, option, parse_draft, refuse_if
 from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
 from minigpt.errors import CheckpointError, GenerationError
-from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value
+from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value, is_int
 
 if TYPE_CHECKING:
     from minigpt.generation.promptfile import TextFile
     from minigpt.recipe import Recipe
+    from minigpt.tokenizer import Tokenizer
 
 # What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
 BOOKKEEPING = re.compile(
@@ -81,6 +82,12 @@ def generate(
         opened = recipe.opened()
     from_file = settings_in(opened.generation_fields)
     settings = _settings(from_shell, from_file, greedy)
+    text = read_standard_input() if prompt == "-" else prompt
+    if "max_length" in settings:  # of prompt and text together
+        of_both = f"must be given, since {recipe.source} has a max_length for a prompt and its text"
+        refuse_if((prompts, "max_new_tokens", of_both))
+        most = settings.pop("max_length")
+        settings["max_new_tokens"] = _room(most, text, opened.tokenizer)
     try:
         valid = GenerationSettings(**settings)
         if prompts is None:
@@ -89,7 +96,6 @@ def generate(
         if error.argument in from_file and error.argument not in from_shell:
             raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
         raise
-    text = read_standard_input() if prompt == "-" else prompt
 
     model, tokenizer = opened.model, opened.tokenizer
     if tokenizer is None:
@@ -140,7 +146,7 @@ def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
 def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
     """Return the settings: those asked for, else those of the model's generation config, else temperature 0.8."""
     settings = {"do_sample": True, "max_new_tokens": 200} | from_file
-    if "max_new_tokens" in {**from_file, **from_shell}:
+    if "max_new_tokens" in from_file | from_shell:
         settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens
     temperature = from_shell.get("temperature", from_file.get("temperature"))
     if greedy or temperature == 0:  # the file's other settings shape a draw
@@ -149,6 +155,25 @@ def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: boo
     if any(name in SHAPES_A_DRAW for name in from_shell):
         settings["do_sample"] = True
     return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | from_shell
+
+
+def _room(most: Any, prompt: str, tokenizer: "Tokenizer | None") -> int:
+    """Return the new tokens that a max_length leaves after a prompt.
+
+    Raises:
+        GenerationError: if it is no number of tokens, or leaves none.
+    """
+    from minigpt.generation.decode import prompt_ids
+
+    if not is_int(most):
+        raise GenerationError(f"must be a number of tokens, got {most!r:.200}", argument="max_length")
+    length = 0 if tokenizer is None else len(prompt_ids(tokenizer, prompt))
+    if length >= most:
+        raise GenerationError(
+            f"is {most} in generation_config.json, and the prompt has {length} tokens; give max_new_tokens",
+            argument="max_length",
+        )
+    return most - length
 
 
 def write_many(file: "TextFile") -> None:

@@ -90,7 +90,7 @@ def quantize_int8(model: GPT2) -> GPT2:
 
     Raises:
         ConfigError: if the model is not a GPT2 on the CPU in "fast" arithmetic, is quantized already, or has a weight
-            that is not finite; or if there is no kernel.
+            that is not finite; or if there is no kernel. Nothing has been changed then.
     """
     check_gpt2(model)
     check_quantize("int8", model.arithmetic)
@@ -102,11 +102,25 @@ def quantize_int8(model: GPT2) -> GPT2:
         raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
     if isinstance(reason := kernel.load(), str):
         raise ConfigError(f'quantize="int8" needs the decoding kernel: {reason}')
+    _require_finite("the head", head_rows(model))
+    for name in affine_layers(model):
+        _require_finite(name, model.get_submodule(name).get_parameter("weight"))
     model.add_module("lm_head", Int8Linear(head_rows(model), None).train(model.training))
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
         model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))
     return model.requires_grad_(False)
+
+
+def _require_finite(name: str, weight: Tensor) -> None:
+    """Check a weight before any is replaced.
+
+    Raises:
+        ConfigError: if a value is NaN, or not finite in float32.
+    """
+    extremes = torch.stack(torch.aminmax(weight.detach())).float()
+    if not extremes.isfinite().all():
+        raise ConfigError(f"weights must be finite to be quantized, got NaN or infinity in {name}")
 
 
 def drafter_of(model: GPT2) -> StepKernel:

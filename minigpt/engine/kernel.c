@@ -16,7 +16,7 @@
  */
 #include "products.h"
 
-enum { PHASES = 14 }; /* of a layer, at most */
+enum { PHASES = 14, OTHERS = 4 }; /* of a layer, and beside the layers, at most */
 
 /* Attention. ----------------------------------------------------------------------------------------------------- */
 
@@ -171,10 +171,17 @@ static void embed_chunk(struct worker *me, const void *job, long r) {
             value_at(model->wte, token + i, model->is_half) + value_at(model->wpe, position + i, model->is_half);
 }
 
+static void widen_chunk(struct worker *me, const void *job, long chunk) {
+    const struct vector *vector = &me->step->model->vectors[chunk];
+    (void)job;
+    for (long i = 0; i < vector->count; i++) vector->wide[i] = value_at(vector->half, i, 1);
+}
+
 static void run_step(struct worker *me) {
     const struct step *step = me->step;
     const struct model *model = step->model;
     const long rows = step->rows->count, tall = rows > FEW ? ROWS : 1;
+    if (model->vector_count) parallel_for(me, model->vector_count, widen_chunk, NULL);
     parallel_for(me, rows, embed_chunk, NULL);
     for (long i = 0; i < model->layers; i++) {
         const struct layer *layer = &model->h[i];
@@ -198,7 +205,7 @@ static char *carve(char **memory, long bytes) {
 static long layout_memory(struct step *step, struct worker *me, long number, char *memory, long longest) {
     const struct model *model = step->model;
     const long rows = step->rows->count, few = rows < FEW ? rows : FEW, many = rows > FEW ? rows : 0;
-    const long phases = PHASES * model->layers + 3, float_row = sizeof(float) * rows;
+    const long phases = PHASES * model->layers + OTHERS, float_row = sizeof(float) * rows;
     const long widest = model->width > model->inner ? model->width : model->inner, part = part_of(widest);
     const long outputs = 3 * model->width > model->inner ? 3 * model->width : model->inner;
     char *start = memory;
@@ -252,7 +259,7 @@ static void step_thread(long number, void *job) {
 void NAMED(minigpt_step, LEVEL)(const struct model *model, const struct rows *rows, long threads, long longest,
                                 char *memory) {
     struct call call = {.model = model, .rows = rows, .threads = threads, .longest = longest, .memory = memory};
-    memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + 3));
+    memset(memory, 0, sizeof(struct counter) * (PHASES * model->layers + OTHERS));
     together(threads, step_thread, &call);
 }
 
@@ -269,7 +276,7 @@ void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in,
     struct rows rows = {.count = count, .outputs = count};
     struct call call = {.model = &model, .rows = &rows, .threads = threads, .memory = memory,
                         .matrix = matrix, .in = in, .out = out};
-    memset(memory, 0, sizeof(struct counter) * 3);
+    memset(memory, 0, sizeof(struct counter) * OTHERS);
     together(threads, step_thread, &call);
 }
 

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
+from operator import is_
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,11 +37,13 @@ SOURCES = ("simd.h", "model.h", "products.h", "kernel.c")  # of the library, as 
 COLUMNS = {torch.float32: 0, torch.bfloat16: 1}  # forms of a weight: (in, out)
 ROWS = {torch.float32: 2, torch.bfloat16: 3}  # (out, in)
 INT8 = 4
+Place = tuple[dict[str, Any], str]  # the dict of a module that holds a part, a tensor or an attribute, and its name
 NORMS: dict[type[nn.Module], int] = {LayerNorm: 0, FusedLayerNorm: 0, RMSNorm: 1, StdEps: 2, FrozenLayerNorm: 3}
 ACTIVATIONS = ((gelu_new, 0), (gelu_tanh, 0), (F.gelu, 1), (F.relu, 2), (F.silu, 3), (torch.tanh, 4))
 LEVELS = ("bf16", "vnni", "avx512", "avxvnni", "avx2", "dotprod", "portable")  # of instructions, the best first
 AFFINE = (FastConv1D, Conv1D)
 ATTRIBUTES = vars(nn.Module()).keys()  # of every module
+WATCHED = ("config", "attention", "eps", "scale", "act")  # attributes that the kernel is told
 PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # by the last part of a module's name
     "": (FastGPT2,), "wte": (nn.Embedding,), "wpe": (nn.Embedding,), "drop": (nn.Dropout,), "h": (nn.ModuleList,),
     "block": (Block,), "attn": (FastAttention,), "mlp": (FastMLP,), "ln_1": (*NORMS,), "ln_2": (*NORMS,),
@@ -55,9 +58,12 @@ class Matrix(Structure):
 
 class Norm(Structure):
     _fields_ = [
-        ("scale", c_void_p), ("shift", c_void_p), ("kind", c_int64),
-        ("eps", c_float), ("usual", c_float), ("first", c_float),
+        ("scale", c_void_p), ("shift", c_void_p), ("kind", c_int64), ("eps", c_float), ("constants", c_void_p),
     ]  # fmt: skip
+
+
+class Vector(Structure):
+    _fields_ = [("half", c_void_p), ("wide", c_void_p), ("count", c_int64)]
 
 
 class Layer(Structure):
@@ -72,6 +78,7 @@ class Model(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "width", "heads", "inner", "is_half", "activation")),
         ("wte", c_void_p), ("wpe", c_void_p), ("h", POINTER(Layer)), ("ln_f", Norm), ("head", Matrix),
+        ("vector_count", c_int64), ("vectors", POINTER(Vector)),
     ]  # fmt: skip
 
 
@@ -195,11 +202,21 @@ def _reasons(model: Any) -> Iterator[str]:
             yield f"{name or 'the model'} is a {_kind(part)}"
         if isinstance(part, LayerNorm) and not _is_what_is_compiled(type(part), *_methods_of(type(part))):
             yield f"{name} is a {_kind(part)} that was edited"
-        if isinstance(part, FrozenLayerNorm) and part.calibration is None:
-            yield f"{name} is not calibrated"
+        if isinstance(part, FrozenLayerNorm):
+            yield from _uncalibrated(name, part.calibration)
         if isinstance(part, nn.Embedding) and part.max_norm is not None:
             yield f"{name} has a max_norm"
+    for name, parameter in model.named_parameters():
+        if parameter.is_inference() and not parameter.is_contiguous():
+            yield f"{name} is an inference tensor that is not contiguous"
     yield from _unlike_config(model, parts)
+
+
+def _uncalibrated(name: str, constants: Tensor | None) -> Iterator[str]:
+    if constants is None:
+        yield f"{name} is not calibrated"
+    elif constants.dtype not in COLUMNS or not constants.is_cpu or not constants.is_contiguous():
+        yield f"{name} has constants that do not lie on the CPU in float32 or bfloat16"
 
 
 def _kind(part: nn.Module) -> str:
@@ -277,6 +294,9 @@ def step_of(model: nn.Module) -> "StepKernel | None":
 class StepKernel:
     """Reads new tokens. Holds the addresses of the model's Parameters, which must not move meanwhile.
 
+    Each step reads the values at these addresses, so it sees any change in place. ``is_outdated`` sees a replacement,
+    and a change in place of what is copied: a tensor that is not contiguous, or is rounded to eight bits.
+
     Args:
         panels_of: returns int8 panels to take in place of a weight, given the weight and whether it is (out, in).
     """
@@ -284,7 +304,8 @@ class StepKernel:
     def __init__(self, model: Any, panels_of: Callable[[Tensor, bool], Tensor] | None = None) -> None:
         self.functions, self.vocabulary = functions(), model.config.vocab_size
         self.keep_alive: list[Tensor] = []
-        self.panels_of = panels_of
+        self.vectors: list[Vector] = []
+        self.panels_of, self.has_copies = panels_of, panels_of is not None
         config, c, inner = model.config, model.config.n_embd, model.config.inner_size
         self.layers = (Layer * len(model.h))(*(
             Layer(
@@ -302,20 +323,50 @@ class StepKernel:
             self._address(model.wte.weight), self._address(model.wpe.weight), self.layers, self._norm(model.ln_f),
             self._matrix(head, c, config.vocab_size, by_rows=True),
         )  # fmt: skip
+        self.model.vector_count = len(self.vectors)
+        self.model.vectors = (Vector * len(self.vectors))(*self.vectors)
         self.memory: Tensor | None = None
-        parts: list[tuple[dict[str, Any], str, Any]] = [
-            (part._modules, name, child) for part in model.modules() for name, child in part._modules.items()
-        ]
-        parts += [(vars(block.mlp), "act", block.mlp.act) for block in model.h]
-        self.owners, self.names, self.parts = (list(column) for column in zip(*parts, strict=True))
-        self.parameters = list(model.parameters())
-        self.addresses = list(map(Tensor.data_ptr, self.parameters))
+        self._watch(model)
+
+    def _watch(self, model: nn.Module) -> None:
+        """Note the modules, attributes and tensors of the model as they are."""
+        parts: list[Place] = [(vars(model), "training"), (model._modules, "lm_head")]
+        tensors: list[Place] = []
+        self.hooks: list[Mapping[int, Any]] = []
+        for part in model.modules():
+            own = vars(part)
+            parts += [(part._modules, name) for name in part._modules]
+            parts += [(own, name) for name in WATCHED if name in own]
+            for contents in (part._parameters, part._buffers):
+                for name, tensor in contents.items():
+                    (parts if tensor is None else tensors).append((contents, name))
+            if "panels" in own:
+                tensors.append((own, "panels"))
+            self.hooks += [part._forward_hooks, part._forward_pre_hooks]
+        self.parts = [[owner for owner, _ in parts], [name for _, name in parts]]
+        self.tensors = [[owner for owner, _ in tensors], [name for _, name in tensors]]
+        self.state = self._state()
 
     def is_outdated(self) -> bool:
-        """Return True if a module or an activation of the model, or the memory of a Parameter, was replaced since."""
-        # Maps and lists, since a step of a small model takes a fifth of a millisecond.
-        is_same = list(map(dict.get, self.owners, self.names)) == self.parts
-        return not is_same or list(map(Tensor.data_ptr, self.parameters)) != self.addresses
+        """Return True if the kernel would compute another model than the modules now do.
+
+        A module, an attribute, a tensor or its memory was replaced since, or a hook was added. If the kernel has copies
+        of tensors, also if a tensor was changed in place.
+        """
+        try:
+            return any(self.hooks) or self.state != self._state()
+        except TypeError:  # a tensor is None now
+            return True
+
+    def _state(self) -> tuple[list[Any], list[int], list[int]]:
+        """Return the modules and attributes, the addresses of the tensors, and their versions if some are copied."""
+        # Maps, since a step of a small model takes a fifth of a millisecond.
+        parts = list(map(dict.get, *self.parts))
+        addresses = list(map(Tensor.data_ptr, map(dict.get, *self.tensors)))
+        if not self.has_copies:
+            return parts, addresses, []
+        tensors = list(map(dict.get, *self.tensors))
+        return parts, addresses, [tensor._version for tensor in tensors if not tensor.is_inference()]
 
     def __call__(
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor,
@@ -358,16 +409,22 @@ class StepKernel:
         self.functions.step(*arguments, place)
 
     def _address(self, tensor: Tensor) -> int:
+        if not tensor.is_contiguous():
+            self.has_copies = True
         self.keep_alive.append(tensor.detach().contiguous())
         return self.keep_alive[-1].data_ptr()
 
     def _vector(self, tensor: Tensor | None) -> int | None:
-        return None if tensor is None else self._address(tensor.detach().float())
+        """Return the address of a vector's values in float32, which each step writes anew if it is in bfloat16."""
+        if tensor is None or tensor.dtype == torch.float32:
+            return None if tensor is None else self._address(tensor)
+        wide = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
+        self.vectors.append(Vector(self._address(tensor), self._address(wide), tensor.numel()))
+        return wide.data_ptr()
 
     def _norm(self, norm: Any) -> Norm:
-        constants = getattr(norm, "calibration", None)
-        constants = [0.0] * 2 if constants is None else constants.tolist()
-        return Norm(self._vector(norm.weight), self._vector(norm.bias), NORMS[type(norm)], norm.eps, *constants)
+        scale, shift, constants = norm.weight, norm.bias, getattr(norm, "calibration", None)
+        return Norm(self._vector(scale), self._vector(shift), NORMS[type(norm)], norm.eps, self._vector(constants))
 
     def _matrix(self, layer: Any, inp: int, out: int, by_rows: bool = False) -> Matrix:
         """Pass the weight of a layer. The head's has shape (out, in), and is passed by rows."""

@@ -21,7 +21,13 @@ struct matrix {
 struct norm {
     const float *scale, *shift; /* or NULL */
     int64_t kind;
-    float eps, usual, first; /* of FROZEN: what it divides rows by, and those at position 0 */
+    float eps;
+    const float *constants; /* of FROZEN: what it divides rows by, and those at position 0 */
+};
+struct vector { /* in bfloat16, and where a step writes it in float32, so that it is read anew in every step */
+    const uint16_t *half;
+    float *wide;
+    int64_t count;
 };
 struct layer {
     struct norm ln_1, ln_2;
@@ -34,6 +40,8 @@ struct model {
     const struct layer *h;
     struct norm ln_f;
     struct matrix head;
+    int64_t vector_count;
+    const struct vector *vectors;
 };
 struct rows {
     int64_t count;

@@ -34,7 +34,7 @@ static void normalize(const struct norm *norm, const float *x, float *y, long wi
     variance /= width;
     float deviation = sqrtf(variance + norm->eps);
     if (norm->kind == STD_EPS) deviation = sqrtf(variance) + norm->eps;
-    if (norm->kind == FROZEN) deviation = is_first ? norm->first : norm->usual;
+    if (norm->kind == FROZEN) deviation = norm->constants[is_first];
     /* PyTorch's own norm is NaN or constant there. */
     float factor = variance > FLT_MAX && norm->kind != FROZEN ? NAN : 1.0f / deviation;
     for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * factor;

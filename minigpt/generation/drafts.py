@@ -132,7 +132,7 @@ class Drafts:
         """Return tokens that may follow the only row, which are verified with its last token; None without a kernel."""
         if reader.kernel is None or (self.int8 is None and not self.is_auto):
             return None
-        if self.int8 is None:
+        if self.int8 is None or self.int8.is_outdated():
             self._make_int8(row.left + 1)
         self._begun = time.perf_counter()
         if self.int8 is None:
@@ -143,9 +143,11 @@ class Drafts:
         return self._written(row, range(first, first + length), reader)
 
     def _make_int8(self, tokens: int) -> None:
-        """Make the int8 form if it makes so many tokens faster."""
+        """Make the int8 form: anew if the model has changed, else if it makes so many tokens faster."""
+        is_outdated = self.int8 is not None
+        self.int8 = None  # so that an error leaves none
         try:
-            if self.length.repays(tokens, int8_share(self.model), lambda: self.rounding):
+            if is_outdated or self.length.repays(tokens, int8_share(self.model), lambda: self.rounding):
                 self.int8 = drafter_of(self.model)
         except ConfigError:  # a weight that is not finite, or a hook since the beginning
             self.is_auto = False

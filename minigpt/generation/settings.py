@@ -117,7 +117,7 @@ NUMBER = between(-LARGEST, LARGEST)
 SHARE = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
 HEAT = Rule(lambda heat: is_number(heat) and (heat == 0 or 1e-30 <= heat <= LARGEST), "be 0, or within [1e-30, 1e+30]")
 IDS = Rule(lambda value: is_list(value, is_id), "be a list of ids")
-END = Rule(is_end, "be an id")
+PADDING = Rule(lambda value: value is FROM_CONFIG or is_id(value), "be an id")
 SEED = Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be within [0, 2^63)")
 
 
@@ -195,8 +195,8 @@ class Options(TypedDict, total=False):
         "Id or ids that end a row; by default the config's; None ends no row.",
         ends(), FROM_CONFIG, http=ends(64), users=NOT_SHELL)]
     pad_token_id: Annotated[int | None, Setting(
-        "Fills the rows that have ended; by default the config's, else an eos_token_id.",
-        END, FROM_CONFIG, users=ONLY_PYTHON)]
+        "Fills the rows that have ended; by default the config's if the vocabulary has it, else an eos_token_id.",
+        PADDING, FROM_CONFIG, users=ONLY_PYTHON)]
     stop: Annotated[str | Sequence[str] | None, Setting(
         "Text or texts that end a row when they appear in what it has added.", strings(), http=strings(16, 256))]
     num_return_sequences: Annotated[int, Setting(
@@ -360,14 +360,19 @@ class GenerationSettings(SimpleNamespace):
 
     def fill_id(self, config: GPT2Config) -> int:
         """Return the id that fills a row after its end."""
-        pad = config.pad_token_id if self.pad_token_id is FROM_CONFIG else self.pad_token_id
-        return pad if pad is not None else next(iter(self.end_ids(config)), 0)
+        if self.pad_token_id not in (FROM_CONFIG, None):
+            return self.pad_token_id
+        in_config = () if self.pad_token_id is None else (config.pad_token_id,)
+        for id in (*in_config, *self.end_ids(config)):
+            if id is not None and 0 <= id < config.vocab_size:  # some write -1 for none
+                return id
+        return 0
 
     def require_known_ids(self, vocab_size: int) -> None:
         """Check that the ids in the settings are in the vocabulary.
 
         Raises:
-            GenerationError: if some are not; the message has the least of them.
+            GenerationError: if some are not; the message has the largest of them.
         """
         words = [id for run in self.bad_words_ids or () for id in run]
         named = {"bad_words_ids": words, "suppress_tokens": self.suppress_tokens, "logit_bias": self.logit_bias}

@@ -18,7 +18,7 @@ from minigpt.host import host_of, install
 from minigpt.judge.candidate import HostCandidate
 from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
-from minigpt.norms import name_of
+from minigpt.norms.foreign.fingerprint import describe
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
 from minigpt.swap import fit_norms, swap_norms
 from minigpt.swap.fit import original_norm, rows_of_text
@@ -170,7 +170,7 @@ class Search:
         candidate, truth, recipe = self.candidate, self.truth, self.candidate.recipe
         sums = {name: float(x.double().sum()) for name, x in candidate.model.state_dict().items()}
         texts = [sample.ids for sample in self.samples]
-        norms = [name_of(norm) for norm in host_of(candidate.model).norms().values()]
+        norms = [describe(norm) for norm in host_of(candidate.model).norms().values()]
         how = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
         return hash_json([texts, recipe.fingerprint() if recipe else sums, norms, candidate.swapped, how])
 

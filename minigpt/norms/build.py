@@ -1,11 +1,13 @@
 """Build a norm from what a user calls one."""
 
+import functools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from torch import nn
 
 from minigpt.choices import KEEP, check_keep
-from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, is_ours
+from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, eps_notes, is_ours
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
@@ -42,7 +44,7 @@ def build(
     check_keep(keep)
     make = locate(norm) if isinstance(norm, str) else norm
     if is_ours(getattr(make, "func", make)):
-        return make(normalized_shape, eps=eps, bias=bias)
+        return _ours(make, normalized_shape, eps, bias)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     module, takes_eps = construct(make, shape, eps=eps, bias=bias)
     with naming(make):
@@ -51,13 +53,32 @@ def build(
     return module
 
 
+def _ours(make: Callable[..., nn.Module], shape: int | Sequence[int], eps: float, bias: bool) -> nn.Module:
+    """Return a norm of this package, with what a ``functools.partial`` of its class says."""
+    keywords: dict[str, Any] = {"eps": eps, "bias": bias}
+    if not isinstance(make, functools.partial):
+        return make(shape, **keywords)
+    with naming(make):
+        module = make(shape, **keywords | make.keywords)
+    if others := eps_notes(module, eps, takes_eps=True):
+        record_of(module).notes = others
+    return module
+
+
 def name_of(norm: object) -> str:
     """Return the name by which ``norm`` can be asked for again: a registered one, else "package.module:Name".
 
-    ``norm`` is what ``build`` takes, or a module that stands in a model.
+    A ``functools.partial`` has its class's name, and its arguments behind it.
+
+    Args:
+        norm: what ``build`` takes, or a module that stands in a model.
     """
     if isinstance(norm, str):
         return norm
+    if isinstance(norm, functools.partial):
+        positional = [repr(value) for value in norm.args]
+        named = [f"{name}={value!r}" for name, value in norm.keywords.items()]
+        return f"{name_of(norm.func)}({', '.join(positional + named)})"
     if name := registered_name(norm):
         return name
     if isinstance(norm, nn.Module):

@@ -108,6 +108,11 @@ def as_calibration(saved: Tensor) -> Float[Tensor, "2"]:
     return saved
 
 
+def needs_text(norm: nn.Module) -> bool:
+    """Return True for a norm that takes constants from a text before it can run."""
+    return isinstance(norm, FrozenLayerNorm) and not norm.is_ready
+
+
 def tell_positions(norms: Iterable[nn.Module], position_ids: Int[Tensor, "rows seq"] | None) -> None:
     """Tell frozen norms where the rows that they get next are in their texts; None if each text begins with them."""
     is_first = None

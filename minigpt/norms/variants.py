@@ -1,6 +1,7 @@
 """LayerNorm with one part changed or left out, or a function of each element in its place: what papers publish."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -99,7 +100,14 @@ class DyT(LayerNorm):
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
-        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.alpha = nn.Parameter(torch.tensor([float(alpha)]))  # (1,), since sharding refuses what has no dimension
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in self._parameters:
+            saved = state_dict.get(f"{prefix}{name}")
+            if isinstance(saved, Tensor) and saved.ndim == 0:  # by an earlier version
+                state_dict[f"{prefix}{name}"] = saved.view(1)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return each element within (-1, 1)."""
@@ -127,7 +135,7 @@ class Derf(DyT):
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5
     ) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias, alpha=alpha)
-        self.s = nn.Parameter(torch.tensor(0.0))
+        self.s = nn.Parameter(torch.zeros(1))
 
     def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """Return each element within (-1, 1)."""

@@ -34,6 +34,7 @@ from minigpt.study.study import (
     Study,
     command,
     fingerprint_of,
+    takes_text,
 )  # fmt: skip
 from minigpt.tokenizer import Tokenizer
 
@@ -136,7 +137,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
         study.against, tuple(study.prompts), study.text, study.text and hash_file(study.text),
     )  # fmt: skip
     swapped = recipe
-    if recipe.norm == "frozen" and training is not None and recipe.fit is None:  # it has no deviations before training
+    if training is not None and recipe.fit is None and isinstance(recipe.norm, str) and takes_text(recipe.norm):
         swapped = replace(recipe, fit=study.text or training.text)
     progress("judging it at the swap", 0.0)
     report = original.judge(swapped)

@@ -28,12 +28,14 @@ from minigpt.judge.door import architecture_of, open_source
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import code_files
 from minigpt.norms.foreign.locate import locate as locate_code
+from minigpt.norms.frozen import needs_text
 from minigpt.recipe import Recipe
 from minigpt.study.schedule import MERGE, Schedule, parse_schedule
 from minigpt.swap.sites import matching
 
 PACKAGES = ("transformers", "accelerate", "peft")
 OWN, LAYER_NORM = "own", "fused"  # the model's own norms: what cells are compared with
+TRIAL_WIDTH = 64  # of a norm that is built to ask it something
 FAILED, DIVERGED = "FAILED", "DIVERGED"  # outcomes beside the judge's
 AXES = {
     option.name: option for option in fields(Recipe) if option.metadata.get("is_axis")
@@ -178,6 +180,14 @@ def chosen_sites(recipe: Recipe) -> set[str]:
     return {site for pattern in recipe.sites for site in matching(pattern, source.sites)}
 
 
+def takes_text(norm: str) -> bool:
+    """Return whether a norm takes constants from a text before it can run. One that cannot be built does not."""
+    try:
+        return needs_text(norms.build(norm, TRIAL_WIDTH))
+    except NormError:  # the check of all cells says why
+        return False
+
+
 def _own_norms(recipe: Recipe) -> Pairs:
     """Return the norms that the checkpoint's config.json names, by patterns of sites."""
     return [] if architecture_of(recipe.place()) else open_checkpoint(recipe.place()).norms
@@ -270,7 +280,7 @@ class Study:
             keep, fit = values.get("keep", ",".join(KEEP)), values.get("fit")
             options |= {"norm": norm, "sites": words_of(values["sites"])}
             options["keep"] = () if keep == "none" else words_of(keep)
-            options["fit"] = fit if fit or norm != "frozen" or self.finetune else self.text
+            options["fit"] = self.text if not (fit or self.finetune) and takes_text(norm) else fit
         recipe = Recipe(model, **options)
         if self.finetune is None:
             return Cell(recipe, values["seed"])

@@ -18,7 +18,7 @@ from minigpt.host import copy_without_hooks, hooked, host_of, install
 from minigpt.model.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
-from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.norms.frozen import FrozenLayerNorm, needs_text
 from minigpt.norms.record import record_of
 from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, share
 
@@ -192,7 +192,7 @@ def require_fitted(model: nn.Module) -> None:
         NormError: the message says how it gets them.
     """
     for site, norm in host_of(model).norms().items():
-        if isinstance(norm, FrozenLayerNorm) and not norm.is_ready:
+        if needs_text(norm):
             raise NormError(
                 f"must name a text: the frozen norm at {site} takes its deviations from one", argument="fit"
             )

@@ -35,7 +35,7 @@ def fold_norms(model: GPT2) -> GPT2:
     Raises:
         ConfigError: if the model is not a GPT2.
         NormError: if a norm is not ``s * weight + bias``, the next layer is not a Conv1D, or the model is on meta.
-            Nothing is changed then. Also if a folded weight is too large for the dtype.
+            Also if a folded weight is too large for the dtype. Nothing is changed then.
     """
     check_gpt2(model)
     check_weights(model, "fold", NormError)
@@ -49,7 +49,10 @@ def fold_norms(model: GPT2) -> GPT2:
     ]
     _require_conv1d(model, [layer for _, layer in pairs])
     for site, layer in pairs:
-        _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer), layer)
+        _require_finite(layer, *_folded(model.get_submodule(site), model.get_submodule(layer)))
+    _require_finite("lm_head", _folded_head(model.ln_f, model.wte if model.config.tie_word_embeddings else model.lm_head))
+    for site, layer in pairs:
+        _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer))
     for norm in model.norm_modules().values():
         record_of(norm).originals.clear()  # what the folded layers fit is the present norm
     _untie(model)
@@ -103,10 +106,14 @@ def _require_conv1d(model: GPT2, names: list[str]) -> None:
         require_own_parameters(name, module)
 
 
-def _fold_into_conv1d(norm: Any, layer: Any, name: str) -> None:
+def _folded(norm: Any, layer: Any) -> tuple[Tensor, Tensor]:
+    """Return the weight and bias of a layer that takes what its norm standardizes."""
     shift = norm.bias.double() @ layer.weight.double()  # (C) @ (C, out)
-    weight, bias = norm.weight[:, None] * layer.weight, (layer.bias.double() + shift).to(layer.bias.dtype)
-    _require_finite(name, weight, bias)
+    return norm.weight[:, None] * layer.weight, (layer.bias.double() + shift).to(layer.bias.dtype)
+
+
+def _fold_into_conv1d(norm: Any, layer: Any) -> None:
+    weight, bias = _folded(norm, layer)
     layer.weight.copy_(weight)
     layer.bias.copy_(bias)
     norm.weight.fill_(1)
@@ -123,12 +130,19 @@ def _untie(model: GPT2) -> None:
     model.lm_head.weight = nn.Parameter(model.wte.weight.clone(), requires_grad=model.wte.weight.requires_grad)
 
 
-def _fold_scale_into_head(norm: Any, head: nn.Linear) -> None:
+def _scale_of_head(norm: Any) -> Tensor:
+    """Return what of the last norm's scale goes into the head (C): 1 where the shift cannot be divided by it."""
     shift = norm.bias / norm.weight
-    scale = torch.where((norm.weight != 0) & shift.isfinite(), norm.weight, 1)  # (C)
-    weight = head.weight * scale  # (V, C)
-    _require_finite("lm_head", weight)
-    head.weight.copy_(weight)
+    return torch.where((norm.weight != 0) & shift.isfinite(), norm.weight, 1)
+
+
+def _folded_head(norm: Any, head: Any) -> Tensor:
+    return head.weight * _scale_of_head(norm)  # (V, C)
+
+
+def _fold_scale_into_head(norm: Any, head: nn.Linear) -> None:
+    scale = _scale_of_head(norm)
+    head.weight.copy_(_folded_head(norm, head))
     norm.weight.div_(scale)
     norm.bias.div_(scale)
 

@@ -38,7 +38,8 @@ static struct matrix matrix(long in, long out, long form) {
 }
 
 static struct norm norm(long kind) {
-    return (struct norm){numbers(WIDTH, 1, 0), numbers(WIDTH, 1, 0), kind, 1e-5f, 0.5f, 2, 1};
+    static const float constants[] = {0.5f, 2};
+    return (struct norm){numbers(WIDTH, 1, 0), numbers(WIDTH, 1, 0), kind, 1e-5f, constants};
 }
 
 int main(int count, char **arguments) {
@@ -52,6 +53,8 @@ int main(int count, char **arguments) {
                                        matrix(WIDTH, INNER, form), matrix(INNER, WIDTH, form), 0.15f};
         struct model model = {LAYERS, WIDTH, HEADS, INNER, is_half, form, numbers(WORDS * WIDTH, 1, is_half),
                               numbers(LENGTH * WIDTH, 1, is_half), layers, norm(LAYER_NORM), matrix(WIDTH, WORDS, head)};
+        const struct vector vector = {numbers(WIDTH, 1, 1), (float *)model.ln_f.scale, WIDTH};
+        if (is_half) model.vector_count = 1, model.vectors = &vector;
         /* A token of each of COUNT texts, which have read others before; then LENGTH tokens of one text. */
         int64_t tokens[LENGTH], slots[LENGTH], columns[LENGTH], output_rows[COUNT];
         float *logits = numbers(COUNT * padded(WORDS, SLAB), 0, 0);

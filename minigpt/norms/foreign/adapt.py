@@ -35,7 +35,7 @@ def adapt(
         keep: which of "scale" and "shift" to add if the module has none.
         takes_eps: whether the module's constructor took ``eps``.
     """
-    notes = _eps_notes(module, eps, takes_eps)
+    notes = eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
         scale, ignored = _scale(module, shape)
         shift = _find(module, SHIFTS, shape) if bias else []
@@ -194,7 +194,7 @@ def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) ->
     return (f"{title(module)} has no {' and no '.join(lacking)}: {', '.join(fates)}",)
 
 
-def _eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
+def eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:
     """Say whether the module's eps differs from the model's."""
     others = [f"{value:g}" for value in other_eps(module, eps)]
     if None in _every_eps(module):  # torch.nn.RMSNorm then takes the smallest step of the dtype
