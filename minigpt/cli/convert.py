@@ -15,7 +15,12 @@ OF_AN_EARLIER_MODEL = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "fi
 
 
 def convert(
-    recipe: "Recipe", out: OutPlace, *, given: Given, max_shard_bytes: int = 5 * 10**9, force: bool = False
+    recipe: "Recipe",
+    out: OutPlace,
+    *,
+    given: Given = frozenset(),
+    max_shard_bytes: int = 5 * 10**9,
+    force: bool = False,
 ) -> None:
     """Write a checkpoint as Hugging Face transformers reads it: config.json, safetensors and the tokenizer.
 

@@ -257,7 +257,8 @@ def test_ctrl_c_in_somebody_s_code_ends_the_study(place: Path, where: str) -> No
     plan = Study(["demo"], ["stop.py:Norm", "rms"], device="cpu", metrics=["stop.py:metric"])
     with pytest.raises(KeyboardInterrupt):
         run_study(plan, place / "out")
-    assert (place / "out" / "cells.jsonl").read_text() == ""
+    cells = place / "out" / "cells.jsonl"
+    assert not cells.exists() or cells.read_text() == ""
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "configs" / "studies").glob("*.toml")))
