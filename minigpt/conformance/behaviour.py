@@ -14,12 +14,13 @@ from minigpt.conformance.cases import BOUND, Input, gradients
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.subject import OTHER_EPS, Built, Subject, Unsupported
 from minigpt.conformance.truth import far_from_zero, ordinary
-from minigpt.device import HALVES
+from minigpt.device import HALVES, dtype_name
 from minigpt.errors import NormError
 
 BEHAVIOUR_CASES: list[Case] = []
 EXACTLY = "the numbers must be the same: nothing is rounded"
 CALLS = 20  # more than a small cache is long
+FLOAT32_WEIGHTS = "float32 weights"
 BY_ORDER = "that of the same gradient by itself, since rounding may differ from call to call"
 
 
@@ -242,3 +243,25 @@ def autocast(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
         y = norm(x.clone(), dtypes=[torch.float32])  # as layer_norm: the input's dtype on a CPU, float32 on CUDA
     values, bound = norm.truth(x, roundings=3)
     yield compare("", y, values, (1 + is_half) * bound)
+
+
+@case(
+    FLOAT32_WEIGHTS, "the bound of the input's dtype; a LayerNorm's result has this dtype, as torch.nn.LayerNorm's has"
+)
+def float32_weights(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+    """Rows of 16 bits meet a scale and a shift in float32, as in a model under mixed precision."""
+    if dtype not in HALVES:
+        raise Unsupported("the case is about rows of 16 bits")
+    norm, x = subject.candidate(768), subject.rows(12, 768, dtype=dtype)
+    try:
+        norm.call(x.clone())
+    except NormError as error:  # torch.nn.LayerNorm takes them on a CPU, and raises on CUDA
+        raise Unsupported(f"it refuses a float32 scale and shift: {error}") from error
+    y = norm(x.clone(), dtypes=[torch.float32])
+    came_out, rows = dtype_name(y.dtype), dtype_name(dtype)
+    if norm.centers and y.dtype != dtype:
+        raise NormError(
+            f"{norm.name} changes the dtype: {rows} rows with a float32 scale and shift come out in {came_out}, "
+            f"which a layer of {rows} weights refuses; torch.nn.LayerNorm's come out in {rows}"
+        )
+    yield compare(f"comes out in {came_out}", y, *norm.truth(x))

@@ -180,9 +180,13 @@ class Case:
     value: str
 
     def run(self, subject: Subject) -> CaseResult:
-        """Ask at every dtype. A norm that raises fails; one that does not support a dtype is not judged there."""
+        """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged."""
         outcomes = {}
         for name, dtype in DTYPES.items():
+            refusal = subject.refusal(dtype)
+            if refusal:
+                outcomes[name] = Outcome(None, math.inf, note=refusal)
+                continue
             outcomes[name] = self._at(subject.drawing_for(f"{self.name}, {name}"), dtype)
         return CaseResult(self.name, self.group, self.tests, self.reason, outcomes, self.axis, self.value)
 
@@ -193,12 +197,9 @@ class Case:
         except Unsupported as error:
             return Outcome(None, math.inf, note=str(error))
         except NormError as error:
-            return Outcome(self._raised(dtype), math.inf, note=str(error))
+            return Outcome(False, math.inf, note=str(error))
         except RAISED as error:
-            return Outcome(self._raised(dtype), math.inf, note=f"it raises {last_line(error)}")
+            return Outcome(False, math.inf, note=f"it raises {last_line(error)}")
         parts = frozenset[str]().union(*(outcome.parts for outcome in outcomes))
         worst = max(outcomes, key=lambda outcome: outcome.ratio)
         return dataclasses.replace(worst, parts=parts)
-
-    def _raised(self, dtype: torch.dtype) -> bool | None:
-        return None if dtype == torch.float64 else False

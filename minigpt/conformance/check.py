@@ -1,6 +1,5 @@
 """The conformance kit: run the cases on one norm and, if one fails, say what is wrong."""
 
-import contextlib
 import dataclasses
 import secrets
 import warnings
@@ -12,14 +11,14 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import Axis, Case, CaseResult
+from minigpt.conformance.case import Case, CaseResult
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES, WIDTHS
 from minigpt.conformance.diagnosis import Diagnosis, diagnoses
-from minigpt.conformance.subject import EPS, Built, Subject
+from minigpt.conformance.remarks import remarks, second_derivatives
+from minigpt.conformance.subject import EPS, Subject
 from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
-from minigpt.errors import RAISED, NormError
+from minigpt.errors import NormError
 from minigpt.files import finite
-from minigpt.host import norm_site
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.build import claim_of
 from minigpt.norms.registry import KINDS, require_on
@@ -97,11 +96,13 @@ class ConformanceReport:
         return finite({"verdict": "pass" if self.passed else "fail", **fields, "coverage": COVERAGE})
 
     def __str__(self) -> str:
-        """Return the verdict, the diagnoses and the failed cases, a line each."""
+        """Return the verdict, the diagnoses, the failed cases and the notes, a line each."""
         wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
         judgement = f"is {KINDS[self.kind]}" if self.passed else f"is not {KINDS[self.kind]} at {wrong}"
         counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
-        lines = [*(f"diagnosis: {diagnosis}" for diagnosis in self.diagnoses), *map(str, self.failures)]
+        lines = [f"diagnosis: {diagnosis}" for diagnosis in self.diagnoses]
+        lines += [str(case) for case in self.failures]
+        lines += [f"note: {note}" for note in self.notes]
         return "\n  ".join([f"{self.norm} {judgement} on {self.device}: {counted}", *lines])
 
 
@@ -151,55 +152,21 @@ def check_norm(
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
         candidate = subject.candidate()
         candidate(subject.put(torch.ones(4, 64)))
+        subject = subject.tried()
         for group in groups:
             begin(f"checking {group}")
             results += [case.run(subject) for case in chosen if case.group == group]
-        remarks = [*notes(candidate.module), *refusals(results), *rounding(candidate)]
+        said = [*notes(candidate.module), *remarks(subject, candidate, results)]
+        mistakes: list[Diagnosis] = []
         if all(result.passed for result in results):
-            mistakes = []
-            remarks += second_derivatives(subject)
+            said += second_derivatives(subject)
         else:
             begin("looking for what is wrong")
             mistakes = diagnoses(subject, results)
     require_on(norm, device)
-    remarks += [f"it changes the process: {', '.join(changes)}"] * bool(changes)
-    return ConformanceReport(subject.name, kind, str(device), EPS, seed, software(), remarks, results, mistakes)
-
-
-def second_derivatives(subject: Subject) -> list[str]:
-    """Return a sentence if the norm has no second derivatives in float64, or wrong ones; training needs neither."""
-    try:
-        norm = subject.drawing_for("second derivatives").candidate(width=6, dtype=torch.float64).module.cpu()
-        x = torch.linspace(-1, 1, 18, dtype=torch.float64).view(3, 6).sin().requires_grad_()
-        leaves = (x, *norm.parameters())
-        right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False)
-    except RAISED:
-        return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
-    return [] if right else ["its second derivatives are wrong in float64; training needs only first ones"]
-
-
-def rounding(candidate: Built) -> list[str]:
-    """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
-    module = candidate.module
-    with contextlib.suppress(*RAISED):  # where the scale is beside the module, the module does not round it
-        if not candidate.centers and not getattr(module, "multiplies", False) and norm_site(module, 64).rounds == "row":
-            return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
-    return []
-
-
-def refusals(results: list[CaseResult]) -> list[str]:
-    """Return a sentence on the widths that the norm refuses."""
-    refused = []
-    for case in results:
-        if case.axis is Axis.WIDTH and case.group == "widths" and case.refused.keys() - {"float64"}:
-            refused.append(case)
-    if not refused:
-        return []
-    widths = ", ".join(case.value for case in refused[:3])
-    if len(refused) > 3:
-        widths += f" and {len(refused) - 3} more"
-    reason = next(iter(refused[0].refused.values()))
-    return [f"it refuses widths that no GPT-2 has, {widths}: {reason}"]
+    if changes:
+        said.append(f"it changes the process: {', '.join(changes)}")
+    return ConformanceReport(subject.name, kind, str(device), EPS, seed, software(), said, results, mistakes)
 
 
 def case_names() -> list[str]:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 
 from minigpt.conformance import backward, probes
+from minigpt.conformance.behaviour import FLOAT32_WEIGHTS
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.cases import RANKS
 from minigpt.conformance.found import (
@@ -21,9 +22,10 @@ from minigpt.conformance.found import (
     of_numbers,
     wrong_at,
 )
+from minigpt.conformance.rounding import otherwise_rounded
 from minigpt.conformance.subject import EPS, Subject
 from minigpt.conformance.truth import FAR_FROM_ZERO, ORDINARY
-from minigpt.device import DTYPES
+from minigpt.device import DTYPES, HALVES
 from minigpt.errors import RAISED
 
 FAR = 100  # times the bound is no accident
@@ -100,7 +102,7 @@ def mistakes_of(subject: Subject, results: Results) -> Mistakes:
             mistakes.append((sentence, of_calls[name].wrong_at))
             rest.remove(of_calls[name])
     mistakes += _of_values(subject, rest, results, is_called_wrongly=bool(mistakes))
-    mistakes += _raised(results, bool(mistakes))
+    mistakes += _raised(results, mistakes)
     return mistakes or [(f"{UNKNOWN}: the first case that fails is {rest[0].summary}", set())]
 
 
@@ -114,13 +116,21 @@ def _behaviours(wrong: Results) -> dict[str, CaseResult]:
     return behaviours
 
 
-def _raised(results: Results, is_explained: bool) -> Mistakes:
-    """Return what the norm raises first. Gradients that raise after another mistake are a consequence of it."""
+def _raised(results: Results, mistakes: Mistakes) -> Mistakes:
+    """Return what the norm raises first, if it is no consequence of these mistakes."""
     for case in results:
-        is_consequence = is_explained and case.group in ("gradients", "compile")
-        if case.raised_at and not is_consequence:
-            return [(next(iter(case.raised_at.values())), set(case.raised_at))]
+        at = set(case.raised_at)
+        if at and not _is_consequence(case, at, mistakes):
+            return [(next(iter(case.raised_at.values())), at)]
     return []
+
+
+def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
+    """Return True for gradients that raise after another mistake, and for another dtype out after one at this dtype."""
+    if case.value == FLOAT32_WEIGHTS:
+        explained = set[str]().union(*(dtypes or DTYPES for _, dtypes in mistakes))
+        return at <= explained
+    return bool(mistakes) and case.group in ("gradients", "compile")
 
 
 def _of_values(subject: Subject, failed: Results, results: Results, *, is_called_wrongly: bool) -> Mistakes:
@@ -154,6 +164,9 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
         sentences = probes.agreed(subject, first_dtype(at))
         if sentences:
             return [(sentence, at) for sentence in sentences]
+        mistakes = _of_roundings(subject, at)
+        if mistakes:
+            return mistakes
     failed = values or failed
     kinds = [case for case in failed if case.axis is Axis.KIND]
     if [case.value for case in kinds] == [FAR_FROM_ZERO.name]:
@@ -163,6 +176,17 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
     for table in (SETTINGS, ROUNDINGS, SLOPE):
         mistakes = mistakes or _of_behaviours(failed, table)
     return mistakes[:MOST]
+
+
+def _of_roundings(subject: Subject, at: set[str]) -> Mistakes:
+    """Return where a norm rounds that is wrong in half precision alone."""
+    halves = [dtype for dtype in DTYPES if DTYPES[dtype] in HALVES]
+    mistakes: Mistakes = []
+    if at <= set(halves):
+        for dtype in sorted(at, key=halves.index):
+            for sentence in otherwise_rounded(subject.drawing_for("diagnosis"), DTYPES[dtype]):
+                mistakes.append((sentence, {dtype}))
+    return mistakes
 
 
 def _of_inputs(failed: Results, results: Results) -> Mistakes:
@@ -201,7 +225,10 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
     worst = shown[0].outcomes[name]
     sentences: list[str] = []
     with contextlib.suppress(*RAISED):
-        sentences = probes.agreed(subject, dtype) or probes.precision(subject, dtype)
+        sentences = probes.agreed(subject, dtype)
+        if not sentences and dtype in HALVES:
+            sentences = otherwise_rounded(subject, dtype)
+        sentences = sentences or probes.precision(subject, dtype)
         if not sentences and worst.place and worst.ratio > FAR:
             return [of_cases("some rows or columns are wrong", shown)]
         sentences = sentences or probes.structure(subject, dtype)

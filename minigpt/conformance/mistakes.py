@@ -22,9 +22,21 @@ DIMENSIONS = {
     WRONG.format("sequence and width together"): (1, 2),
     WRONG.format("the whole input"): (0, 1, 2),
 }
-MEANS = {
-    True: {"": 1, "the mean is not subtracted (it is an RMSNorm)": 0, "the mean is subtracted twice": 2},
-    False: {"": 0, "it subtracts the mean (it is a LayerNorm)": 1},
+IS_NEITHER = "(it is neither a LayerNorm nor an RMSNorm)"
+MEANS = {  # how often the mean is subtracted from the row, and from the values whose squares are the variance
+    True: {
+        "": (1, 1),
+        "the mean is not subtracted (it is an RMSNorm)": (0, 0),
+        f"the mean is subtracted in the variance and not from the row {IS_NEITHER}": (0, 1),
+        f"the mean is subtracted from the row and not in the variance {IS_NEITHER}": (1, 0),
+        "the mean is subtracted twice": (2, 2),
+    },
+    False: {
+        "": (0, 0),
+        "it subtracts the mean (it is a LayerNorm)": (1, 1),
+        f"it divides by the deviation about the mean, which it does not subtract {IS_NEITHER}": (0, 1),
+        f"it subtracts the mean from the row and not in the mean square {IS_NEITHER}": (1, 0),
+    },
 }
 SPREADS: dict[str, Callable[[Tensor, tuple[int, ...], int], Tensor]] = {  # of n centred values
     "": lambda centred, dims, n: centred.square().sum(dims, keepdim=True) / n,
@@ -113,10 +125,12 @@ SUMS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]] =
 
 def formula(x: Tensor, scale: Tensor, shift: Tensor, parts: Sequence[Any]) -> Tensor:
     """Return a norm of ``x`` (B, T, C) that is made of these parts, one of each of ``TABLES``, in float64."""
-    dims, mean, spread, divisor, eps, affine = parts
-    centred = x - mean * x.mean(dims, keepdim=True)
+    dims, (of_row, of_variance), spread, divisor, eps, affine = parts
+    mean = x.mean(dims, keepdim=True)
     n = math.prod(x.shape[dim] for dim in dims)
-    return affine(centred / divisor(spread(centred, dims, n), eps), scale, shift)
+    variance = spread(x - of_variance * mean, dims, n)
+    row = (x - of_row * mean) / divisor(variance, eps)
+    return affine(row, scale, shift)
 
 
 def true_norm(x: Tensor, centers: bool) -> Tensor:

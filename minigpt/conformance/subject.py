@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, Truth, Weights, gradient_truth, truth
-from minigpt.device import dtype_name
+from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
@@ -39,6 +39,7 @@ class Built:
     eps: float
     name: str
     centers: bool  # whether it should subtract the mean: a LayerNorm does, an RMSNorm does not
+    takes_dtype: bool = True  # False if it raises for any rows of its Parameters' dtype
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -74,8 +75,7 @@ class Built:
         """
         x.new_full(x.shape, torch.nan)  # then memory that it does not write holds NaN, and no earlier result
         try:
-            with naming(self.foreign, f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
-                y = self.module(x)
+            y = self.call(x)
         except NormError as error:
             if self._refuses_width_of(x):
                 raise Unsupported(str(error)) from error
@@ -85,10 +85,19 @@ class Built:
             raise NormError(f"{self.name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
         return y
 
+    def call(self, x: Tensor) -> Any:
+        """Return what the module returns for ``x``.
+
+        Raises:
+            NormError: if it raises; the message names it and its input.
+        """
+        with naming(self.foreign, f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
+            return self.module(x)
+
     def _refuses_width_of(self, x: Tensor) -> bool:
         """Return True if the norm raises for two rows of a width that no GPT-2 has."""
         width = x.shape[-1]
-        return width not in NEEDED and self._raises_for(x.new_ones(2, width))
+        return self.takes_dtype and width not in NEEDED and self._raises_for(x.new_ones(2, width))
 
     def _raises_for(self, x: Tensor) -> bool:
         try:
@@ -152,6 +161,7 @@ class Subject:
         device: where it is built and runs.
         seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
         centers: whether it should subtract the mean.
+        raises: by dtype, what it raises for any rows of it.
     """
 
     norm: norms.NormSpec
@@ -159,6 +169,7 @@ class Subject:
     seed: int = 0
     purpose: str = ""
     centers: bool = True
+    raises: dict[torch.dtype, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
@@ -167,6 +178,25 @@ class Subject:
     def drawing_for(self, purpose: str) -> "Subject":
         """Return the same norm with random numbers for this purpose."""
         return dataclasses.replace(self, purpose=purpose)
+
+    def tried(self) -> "Subject":
+        """Return the same norm, with what it raises for two plain rows of each dtype."""
+        raises = {}
+        for dtype in DTYPES.values():
+            try:
+                norm = self.drawing_for("a first call").candidate(64, dtype)
+                with torch.no_grad():
+                    norm.call(self.put(torch.ones(2, 64), dtype))
+            except RAISED as error:
+                raises[dtype] = str(error)
+        return dataclasses.replace(self, raises=raises)
+
+    def refusal(self, dtype: torch.dtype) -> str:
+        """Return why a norm is not judged at a dtype; "" if it is.
+
+        Many kernels have no float64. A norm that takes rows of float64 and raises later is not one of them.
+        """
+        return self.raises.get(dtype, "") if dtype == torch.float64 else ""
 
     def candidate(
         self,
@@ -190,7 +220,7 @@ class Subject:
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
             module = module.to(device=self.device, dtype=dtype).eval()
-        return Built(module, eps, self.name, self.centers)
+        return Built(module, eps, self.name, self.centers, takes_dtype=dtype not in self.raises)
 
     def _module(self, width: int, eps: float, bias: bool) -> Any:
         try:

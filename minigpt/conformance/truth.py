@@ -112,6 +112,8 @@ class RowKind(NamedTuple):
 
 ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
 PRUNED = RowKind("zero scale", "weights that are exactly 0, tiny or negative", ordinary, pruned_weights)
+CONSTANT = RowKind("constant rows", "rows of one value each", constant)
+HUGE_VALUES = RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE)
 FAR_FROM_ZERO = RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero)
 ROW_KINDS = [
     ORDINARY,
@@ -120,8 +122,8 @@ ROW_KINDS = [
     RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
     FAR_FROM_ZERO,
     RowKind("deviation near sqrt(eps)", "rows where eps decides the result", near_eps),
-    RowKind("constant rows", "rows of one value each", constant),
-    RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE),
+    CONSTANT,
+    HUGE_VALUES,
     RowKind("tiny values", "values whose squares vanish beside eps, and no shift", uniform, no_shift, TINY),
 ]
 

@@ -42,7 +42,7 @@ def adapt(
         if not scale and "scale" in keep:
             shift = []  # applied beside the module too, so that it comes after the scale
         lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
-        notes += ignored + _keep_notes(module, lacking, keep)
+        notes += ignored + _keep_notes(module, shape, lacking, keep)
         beside = [what for what in lacking if what in keep]
         is_as_named = scale in ([], ["weight"]) and shift in ([], ["bias"])  # a second name would keep the old one
         if beside or not is_as_named or not isinstance(module, nn.LayerNorm):
@@ -186,12 +186,28 @@ def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> 
     return []
 
 
-def _keep_notes(module: nn.Module, lacking: list[str], keep: Collection[str]) -> tuple[str, ...]:
-    """Say in one line whether a scale and shift that the module lacks are kept or dropped."""
+def _keep_notes(
+    module: nn.Module, shape: tuple[int, ...], lacking: list[str], keep: Collection[str]
+) -> tuple[str, ...]:
+    """Say in one line whether a scale and shift that the module cannot be given are kept or dropped."""
     if not lacking:
         return ()
     fates = [f"the model's {what} is {'kept beside it' if what in keep else 'dropped'}" for what in lacking]
-    return (f"{title(module)} has no {' and no '.join(lacking)}: {', '.join(fates)}",)
+    return (f"{title(module)} has {_lack(module, shape, lacking)}: {', '.join(fates)}",)
+
+
+def _lack(module: nn.Module, shape: tuple[int, ...], lacking: list[str]) -> str:
+    """Return "no scale and no shift", or why those that the module has cannot be the model's."""
+    scale, shift = _find(module, SCALES, shape), _find(module, SHIFTS, shape)
+    if "scale" in lacking and scale:
+        return f"no plain scale (it multiplies by more than {scale[0]}, as by 1 + {scale[0]})"
+    if "scale" in lacking and shift:
+        return "no scale, and a shift comes after the scale"
+    names = f"no {' and no '.join(lacking)}"
+    others = [path for path, parameter in module.named_parameters() if parameter.numel() == math.prod(shape)]
+    if set(others) - {*scale, *shift}:
+        names += f" of a known name and of shape {shape}"
+    return names
 
 
 def eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]:

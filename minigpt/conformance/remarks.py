@@ -1,0 +1,160 @@
+"""Remarks on a norm that decide no verdict: what it shares with PyTorch, where it is less exact, what it refuses.
+
+Each is measured only where its case was asked and the norm is right in float32.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt.conformance.behaviour import FLOAT32_WEIGHTS
+from minigpt.conformance.case import Axis, CaseResult
+from minigpt.conformance.mistakes import true_norm
+from minigpt.conformance.probes import ask, distance
+from minigpt.conformance.subject import Built, Subject
+from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
+from minigpt.device import HALVES, dtype_name
+from minigpt.errors import RAISED
+from minigpt.host import norm_site
+from minigpt.report.numerals import brief
+
+Results = Sequence[CaseResult]
+
+OVERFLOW = 1e18  # its square is in float32, and the sum of 768 of them is not
+NARROW, WIDE = 64, 4096
+GROWTH = 4  # times PyTorch's own error. Sums in 8 lanes and more stay below 2 at this width; a serial sum has 10
+CONSTANTS = torch.linspace(8_200.1, 16_300.3, 12, dtype=torch.float64)[:, None]  # most sums of many are not exact
+OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since sqrt(eps) is 0.003
+
+
+def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
+    """Return the remarks on a norm, a sentence each."""
+    sentences = [*refusals(results), *rounding(candidate)]
+    if any("float32" in case.failed_at for case in results):
+        return sentences
+    of_cases: list[tuple[str, Callable[[Subject], list[str]]]] = [
+        (FLOAT32_WEIGHTS, float32_weights),
+        (HUGE_VALUES.name, overflow),
+        (CONSTANT.name, constant_rows),
+        (str(WIDE), growth),
+    ]
+    asked = {case.value for case in results}
+    for value, remark in of_cases:
+        if value in asked:
+            with contextlib.suppress(*RAISED):
+                sentences += remark(subject.drawing_for("remarks"))
+    return sentences
+
+
+@torch.no_grad()
+def float32_weights(subject: Subject) -> list[str]:
+    """Return a sentence if 16-bit rows with float32 weights are refused, or come out in another dtype."""
+    norm = subject.candidate()
+    for dtype in HALVES:
+        if dtype in subject.raises:
+            continue
+        rows = dtype_name(dtype)
+        try:
+            y = norm.call(subject.rows(4, 64, dtype=dtype))
+        except RAISED as error:
+            return [f"it refuses {rows} rows with a float32 scale and shift, as PyTorch's own does on CUDA: {error}"]
+        if y.dtype != dtype:
+            like = "" if subject.centers else ", as with Llama's norms in transformers"
+            return [f"{rows} rows with a float32 scale come out in {dtype_name(y.dtype)}{like}"]
+    return []
+
+
+def overflow(subject: Subject) -> list[str]:
+    """Return a sentence if rows whose sum of squares overflows come out as the shift, or not finite."""
+    x = (OVERFLOW * normal(subject.generator, 4, 768)).float().double()
+    y = ask(subject, x)
+    rows = f"float32 rows of {OVERFLOW:.0e}".replace("e+", "e")
+    if not y.isfinite().all():
+        return [f"{rows} come out as NaN or infinities: the sum of their squares overflows"]
+    if y.abs().max() < 1e-3:
+        return [f"{rows} come out as the shift, as PyTorch's own do: the sum of their squares overflows"]
+    return []
+
+
+def constant_rows(subject: Subject) -> list[str]:
+    """Return a sentence if large constant rows do not come out as the shift."""
+    if not subject.centers:
+        return []
+    worst, width = 0.0, NARROW
+    for n in (NARROW, 768, WIDE):
+        off = ask(subject, CONSTANTS.expand(-1, n).float().double()).abs().max().item()
+        if off > worst:
+            worst, width = off, n
+    if worst < OFF_THE_SHIFT:
+        return []
+    return [
+        f"constant rows are not the shift: float32 rows of one value near 10,000 are off by {brief(worst)} at width "
+        f"{width:,}, since their mean is not exact; PyTorch's own are the shift"
+    ]
+
+
+def growth(subject: Subject) -> list[str]:
+    """Return a sentence if the error grows with the width beside that of PyTorch's own norm."""
+    narrow, wide = (error_beside_pytorch(subject, width) for width in (NARROW, WIDE))
+    if wide < max(GROWTH, 2 * narrow):
+        return []
+    return [
+        f"its error grows with the width: {narrow:.2g} times PyTorch's own at {NARROW}, {wide:.2g} times at {WIDE:,}, "
+        "as if each row were added from left to right in one float32 sum"
+    ]
+
+
+def error_beside_pytorch(subject: Subject, width: int) -> float:
+    """Return the error on ordinary float32 rows over that of PyTorch's own norm, both RMS."""
+    x = ordinary(16, width, subject.generator).float().double()
+    true = true_norm(x, subject.centers)
+    by_pytorch = pytorch_norm(x.float(), subject.centers).double()
+    return distance(ask(subject, x), true) / max(distance(by_pytorch, true), 1e-9)
+
+
+def pytorch_norm(x: Tensor, centers: bool) -> Tensor:
+    """Return PyTorch's own norm of ``x`` with scale 1 and no shift."""
+    width = x.shape[-1:]
+    return F.layer_norm(x, width) if centers else F.rms_norm(x, width, eps=1e-5)
+
+
+def second_derivatives(subject: Subject) -> list[str]:
+    """Return a sentence if the norm has no second derivatives in float64, or wrong ones; training needs neither."""
+    try:
+        norm = subject.drawing_for("second derivatives").candidate(width=6, dtype=torch.float64).module.cpu()
+        x = torch.linspace(-1, 1, 18, dtype=torch.float64).view(3, 6).sin().requires_grad_()
+        leaves = (x, *norm.parameters())
+        right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False)
+    except RAISED:
+        return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
+    return [] if right else ["its second derivatives are wrong in float64; training needs only first ones"]
+
+
+def rounding(candidate: Built) -> list[str]:
+    """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
+    module = candidate.module
+    is_scaled_beside = candidate.adapted is not None and candidate.adapted.multiplies
+    if candidate.centers or is_scaled_beside:
+        return []
+    with contextlib.suppress(*RAISED):
+        if norm_site(module, 64).rounds == "row":
+            return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
+    return []
+
+
+def refusals(results: Results) -> list[str]:
+    """Return a sentence on the widths that the norm refuses."""
+    refused = []
+    for case in results:
+        if case.axis is Axis.WIDTH and not case.is_backward and case.refused.keys() - {"float64"}:
+            refused.append(case)
+    if not refused:
+        return []
+    widths = ", ".join(case.value for case in refused[:3])
+    if len(refused) > 3:
+        widths += f" and {len(refused) - 3} more"
+    reason = next(iter(refused[0].refused.values()))
+    return [f"it refuses widths that no GPT-2 has, {widths}: {reason}"]
