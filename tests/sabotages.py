@@ -84,7 +84,11 @@ def mistake(name: str, *printed: str, forward: Method | None = None, row: Method
 # --- Formulas ---
 
 IGNORED = "wrong with another eps than 1e-05, as if the argument were ignored"
-NARROW = [f"it computes in too few bits for {dtype} input" for dtype in ("bfloat16", "float16")]
+HALF_NAMES = ("bfloat16", "float16")
+NARROW = [f"it computes in too few bits for {name} input" for name in HALF_NAMES]
+ROUNDED = [f"{narrow}: mean and variance are rounded to" for narrow in NARROW]
+ROW_ROUNDED = [f"it rounds its row to {name} before the scale multiplies it, and again after" for name in HALF_NAMES]
+THREE_TIMES = [f"it rounds to {name} three times: its row, row * scale, and the result" for name in HALF_NAMES]
 BATCH = "a row depends on its batch"
 mistake("EpsIgnored", IGNORED, row=lambda n, x: centred(x) / torch.sqrt(variance(x) + 1e-5))
 DividesByNMinusOne = mistake(
@@ -132,7 +136,7 @@ mistake(
 # --- Rounding ---
 
 StatisticsOfTheInput = mistake(  # computes in the dtype of the input
-    "StatisticsOfTheInput", *NARROW, forward=lambda n, x: affine(n, centred(x) / deviation(n, x))
+    "StatisticsOfTheInput", *ROUNDED, forward=lambda n, x: affine(n, centred(x) / deviation(n, x))
 )
 mistake(
     "BFloat16Throughout",
@@ -140,15 +144,15 @@ mistake(
     row=lambda n, x: (centred(x.bfloat16()) / deviation(n, x.bfloat16())).to(x),
 )
 mistake(
-    "RowRounded", *NARROW,
+    "RowRounded", *ROW_ROUNDED,
     forward=lambda n, x: affine(n, n.standardize(wide(x)).to(x.dtype).to(wide(x).dtype)).to(x.dtype),
 )  # fmt: skip
 mistake(  # as Llama's norms: scaled and shifted in the input's dtype
-    "NarrowScaling", *NARROW,
+    "NarrowScaling", *THREE_TIMES,
     forward=lambda n, x: affine(n, n.standardize(wide(x)).to(x.dtype)),
 )  # fmt: skip
 mistake(
-    "ReciprocalRounded", *NARROW,
+    "ReciprocalRounded", *(f"{narrow}: 1 / " for narrow in NARROW),
     forward=lambda n, x: affine(n, centred(wide(x)) * (1 / deviation(n, wide(x))).to(x.dtype).to(wide(x))).to(x.dtype),
 )  # fmt: skip
 
@@ -159,7 +163,11 @@ def truncates(norm: LayerNorm, x: Tensor) -> Tensor:
     return y.to(x.dtype) if x.dtype != torch.bfloat16 else (y.view(torch.int32) - lost).view(torch.float32).bfloat16()
 
 
-mistake("Truncates", NARROW[0], forward=lambda n, x: truncates(n, x) + (0 * exact(n, x)))
+mistake(
+    "Truncates",
+    "its results are cut to bfloat16, not rounded",
+    forward=lambda n, x: truncates(n, x) + (0 * exact(n, x)),
+)
 mistake(
     "Float32Throughout",
     "it computes in too few bits for float64 input",

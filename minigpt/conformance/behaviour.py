@@ -3,7 +3,6 @@
 The docstring of a function is what the report says that it tests.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -38,29 +37,43 @@ def case(name: str, reason: str) -> Callable[[Compare], Compare]:
 def rows_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """The same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded."""
     for width in (64, 768, 1600):
-        rows, prompt = (36, width), (2, 18, width)
-        norm, x = Input(rows).to(subject, dtype)
+        norm, x = Input((36, width)).to(subject, dtype)
         whole = norm(x.clone()).clone()  # a norm may write its next output over this one
-        outputs = dict[str, Tensor]()
-        for place, shape, size in (
-            ("alone", rows, 1), ("among 9", rows, 9), ("in a prompt", prompt, 18), ("in pieces of a prompt", prompt, 7),
-            ("decoded", prompt, 1),
-        ):  # fmt: skip
-            y = torch.cat([norm(piece.clone()).clone() for piece in x.view(shape).split(size, -2)], -2)
-            outputs[place] = y.view(rows)
-        outputs["in another place"] = norm(x.flip(0)).flip(0)
-        for many in (255, 256, 2000):
-            outputs[f"among {many:,}"] = norm(x.repeat(56, 1)[-many:])[-36:].clone()
-        bound = norm.truth(x).bound * (0 if _sums_repeat(x) else 2)
+        outputs = in_other_batches(norm, x)
+        must_be_equal = _sums_repeat(x)
+        bound = norm.truth(x).bound * (0 if must_be_equal else 2)
         for place, y in outputs.items():
             yield compare(f"width {width}, {place}", y, whole, bound)
 
 
+def in_other_batches(norm: Built, x: Tensor) -> dict[str, Tensor]:
+    """Return the norm of the same 36 rows (36, width) from calls with fewer, more and other rows."""
+    rows, prompt = x.shape, (2, 18, x.shape[-1])
+    outputs: dict[str, Tensor] = {}
+    for place, shape, size in (
+        ("alone", rows, 1),
+        ("among 9", rows, 9),
+        ("in a prompt", prompt, 18),
+        ("in pieces of a prompt", prompt, 7),
+        ("decoded", prompt, 1),
+    ):
+        pieces = [norm(piece.clone()).clone() for piece in x.view(shape).split(size, -2)]
+        outputs[place] = torch.cat(pieces, -2).view(rows)
+    outputs["in another place"] = norm(x.flip(0)).flip(0)
+    for many in (255, 256, 2000):
+        outputs[f"among {many:,}"] = norm(x.repeat(56, 1)[-many:])[-36:].clone()
+    return outputs
+
+
 def _sums_repeat(x: Tensor) -> bool:
     """Return True if a row's means and variance by PyTorch have the same bits alone as among other rows."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    statistics = lambda x: torch.stack([x.mean(-1), x.var(-1, correction=0), x.square().mean(-1)])  # noqa: E731
-    return torch.equal(torch.cat([statistics(row) for row in x.split(1)], 1), statistics(x))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    alone = [_statistics(row) for row in wide.split(1)]
+    return torch.equal(torch.cat(alone, 1), _statistics(wide))
+
+
+def _statistics(x: Tensor) -> Tensor:
+    return torch.stack([x.mean(-1), x.var(-1, correction=0), x.square().mean(-1)])
 
 
 def others(subject: Subject, x: Tensor) -> list[Tensor]:
@@ -122,14 +135,19 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]
         yield "a few other numbers at the address of earlier ones", x
 
     scale, shift = (parameter.clone() for parameter in norm.parameters.values())
-    calls = [(what, x.clone(), norm(x).clone()) for what, x in inputs()]
-    for number, (what, x, y) in enumerate(calls, start=1):
-        outcome = compare(what, y, *norm.truth(x))
-        if not outcome.passed:  # if a new norm is also wrong, in a shape of no earlier call, it remembers nothing
-            fresh = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: (scale, shift))
-            again = fresh(torch.cat([x, x.new_zeros(number, *x.shape[1:])]))[:rows]
-            outcome = outcome if compare(what, again, *norm.truth(x)).passed else compare(what, x, x, 0)
-        yield outcome
+    calls = []
+    for what, one in inputs():
+        calls.append((what, one.clone(), norm(one).clone()))
+    for number, (what, one, y) in enumerate(calls, start=1):
+        outcome = compare(what, y, *norm.truth(one))
+        if outcome.passed:
+            yield outcome
+            continue
+        # if a new norm is also wrong, in a shape of no earlier call, it remembers nothing
+        fresh = subject.candidate(one.shape[-1], dtype, weights=lambda width, generator: (scale, shift))
+        again = fresh(torch.cat([one, one.new_zeros(number, *one.shape[1:])]))[:rows]
+        is_remembered = compare(what, again, *norm.truth(one)).passed
+        yield outcome if is_remembered else compare(what, one, one, 0)
 
 
 @case("many calls", EXACTLY)
@@ -142,8 +160,9 @@ def many_calls(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     norm.module.train()
     before, *later = (gradients(norm, norm, x, dy.clone()) for _ in range(41))
     true = norm.gradient_truth(x, dy)
-    for (step, again), name in itertools.product(enumerate(later), before):
-        yield compare(f"{name} in backward pass {step + 2}", again[name], before[name], 2 * true[name].bound)
+    for step, again in enumerate(later, start=2):
+        for name in before:
+            yield compare(f"{name} in backward pass {step}", again[name], before[name], 2 * true[name].bound)
 
 
 @case("incoming gradient left as it was", EXACTLY)
@@ -198,15 +217,18 @@ def any_mode(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """Training or not, with gradients, without, for inference, or where no tensor wants a gradient."""
     norm, x = Input((3, 4, 768)).to(subject, dtype)
     modes = {
-        "with gradients": torch.enable_grad, "without": torch.no_grad, "for inference": torch.inference_mode,
+        "with gradients": torch.enable_grad,
+        "without": torch.no_grad,
+        "for inference": torch.inference_mode,
         "none wanted": torch.enable_grad,
-    }  # fmt: skip
+    }
     outputs = {}
-    for training, (name, mode) in itertools.product((True, False), modes.items()):
-        norm.module.train(training).requires_grad_(name != "none wanted")
-        with mode():
-            y = norm(x.clone().requires_grad_(name == "with gradients"))
-        outputs[f"{'training' if training else 'not training'}, {name}"] = y
+    for training in (True, False):
+        for name, mode in modes.items():
+            norm.module.train(training).requires_grad_(name != "none wanted")
+            with mode():
+                y = norm(x.clone().requires_grad_(name == "with gradients"))
+            outputs[f"{'training' if training else 'not training'}, {name}"] = y
     values, bound = norm.truth(x)
     for name, y in outputs.items():
         yield compare(name, y, values, bound)

@@ -12,7 +12,7 @@ from minigpt.report.numerals import brief
 from minigpt.report.parts import Cell, Number, Part
 from minigpt.report.terminal import outcome
 
-CASE_HEADS = ("case", "error", "bound", "what it asks", "why this bound")
+CASE_HEADS = ("case", "error", "bound", "what it asks", "why this bound", "where")
 VERDICTS = {True: ("PASS", "It is"), False: ("FAIL", "It is not"), None: ("DIFFERENT", "Not judged")}
 MORE = "--all lists every case, --html FILE writes a page"
 
@@ -30,63 +30,88 @@ def conformance_summary(
     """
     sentences = [f"note: {note}" for note in report.notes]
     sentences += [f"diagnosis: {diagnosis}" for diagnosis in report.diagnoses_at(dtype)]
-    return Group(
-        _headline(report, dtype),
-        *(Text(f"  {name:10}{verdict}") for name, verdict in report.verdicts.items()),
-        *(Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in sentences),
-        *([_cases(report)] if every_case else _group_lines(report)),
-        Text(f"  covers    {COVERAGE}"),
-        Text(f"  seed      {report.seed}: --seed {report.seed} asks the same again"),
-        *([] if every_case else [MORE]),
-    )
+    lines: list[RenderableType] = [_headline(report, dtype)]
+    for name, verdict in report.verdicts.items():
+        lines.append(Text(f"  {name:10}{verdict}"))
+    for sentence in sentences:
+        lines.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
+    lines += [_cases(report)] if every_case else _group_lines(report)
+    lines.append(Text(f"  covers    {COVERAGE}"))
+    lines.append(Text(f"  seed      {report.seed}: --seed {report.seed} asks the same again"))
+    if not every_case:
+        lines.append(MORE)
+    return Group(*lines)
 
 
 def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
     """Return the report as one HTML page that needs no network."""
     from minigpt.report.page import Sheet, render
 
-    cases: list[Part] = []
-    for group in dict.fromkeys(case.group for case in report.cases):
-        members = [case for case in report.cases if case.group == group]
-        for name, word, passed in (("failures", "FAIL", False), ("passes", "pass", True)):
-            rows = [_row(case) for case in members if case.passed is passed]
-            title = f"{group}: {len(rows)} of {len(members)} {word}"
-            cases.append(Part(f"{name}-{group}", title, "", CASE_HEADS, rows, folded="Cases" if passed else ""))
     about = f"A norm may be {KINDS[report.kind]} at one dtype and not at another."
     facts = {"covers": COVERAGE, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
+    failures, passes = _parts(report)
     parts = [
-        Part("dtypes", "At each dtype", about, ("dtype", "verdict"), [*report.verdicts.items()]),
-        *sorted((part for part in cases if part.rows), key=lambda part: part.folded),
-        Part("conditions", "Conditions", "What the norm was checked with.", ("", "value"), [*facts.items()]),
+        Part("dtypes", "At each dtype", about, ("dtype", "verdict"), list(report.verdicts.items())),
+        *failures,
+        *passes,
+        Part("conditions", "Conditions", "What the norm was checked with.", ("", "value"), list(facts.items())),
     ]
     passed = report.dtypes.get(dtype)
     verdict, heading = VERDICTS[passed]
-    heading = heading if passed is None else f"{heading} {KINDS[report.kind]}"
-    subject, sentences = f"{report.norm} at {dtype} on {report.device}", [*report.diagnoses_at(dtype), *report.notes]
-    return render(f"{report.norm}: conformance", [Sheet(heading, parts, verdict, subject, sentences=sentences)])
+    if passed is not None:
+        heading = f"{heading} {KINDS[report.kind]}"
+    subject = f"{report.norm} at {dtype} on {report.device}"
+    sentences = [*report.diagnoses_at(dtype), *report.notes]
+    sheet = Sheet(heading, parts, verdict, subject, sentences=sentences)
+    return render(f"{report.norm}: conformance", [sheet])
+
+
+def _parts(report: ConformanceReport) -> tuple[list[Part], list[Part]]:
+    """Return a part of each group's failed cases, and one of each group's other cases."""
+    failures, passes = [], []
+    for group in dict.fromkeys(case.group for case in report.cases):
+        members = [case for case in report.cases if case.group == group]
+        failed = [_row(case) for case in members if not case.passed]
+        passed = [_row(case) for case in members if case.passed]
+        if failed:
+            title = f"{group}: {len(failed)} of {len(members)} FAIL"
+            failures.append(Part(f"failures-{group}", title, "", CASE_HEADS, failed))
+        if passed:
+            title = f"{group}: {len(passed)} of {len(members)} pass"
+            passes.append(Part(f"passes-{group}", title, "", CASE_HEADS, passed, folded="Cases"))
+    return failures, passes
 
 
 def _row(case: CaseResult) -> tuple[Cell, ...]:
-    error, bound = (None if x is None else Number(x) for x in (case.worst.error, case.worst.bound))
-    where = f"fails at {', '.join(sorted(case.failed_at))}: " if case.failed_at else ""
-    return case.name, error, bound, case.tests, f"{where}{case.note or case.reason}"
+    worst = case.worst
+    error = None if worst.error is None else Number(worst.error)
+    bound = None if worst.bound is None else Number(worst.bound)
+    where = [f"fails at {', '.join(sorted(case.failed_at))}"] if case.failed_at else []
+    where += [words for words in (case.note, worst.place) if words]
+    return case.name, error, bound, case.tests, case.reason, ": ".join(where)
 
 
 def _headline(report: ConformanceReport, dtype: str) -> Text:
-    passed = report.dtypes.get(dtype)
+    passed, place = report.dtypes.get(dtype), f"at {dtype} on {report.device}"
     if passed is None:
         reason = report.verdicts[dtype].removeprefix("not judged: ")
-        return Text(f"NOT JUDGED  {report.norm} at {dtype} on {report.device}: {reason}")
-    judgement = f"is {KINDS[report.kind]}" if passed else f"is not {KINDS[report.kind]}"
-    return outcome("PASS" if passed else "FAIL", f"{report.norm} {judgement} at {dtype} on {report.device}")
+        return Text(f"NOT JUDGED  {report.norm} {place}: {reason}")
+    if passed:
+        return outcome("PASS", f"{report.norm} is {KINDS[report.kind]} {place}")
+    return outcome("FAIL", f"{report.norm} is not {KINDS[report.kind]} {place}")
 
 
 def _cases(report: ConformanceReport) -> Table:
-    table = Table("case", "error", "bound", "why this bound", "", box=None, pad_edge=False)
+    table = Table("case", "error", "bound", "why this bound", "where", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
-        figures = ("" if figure is None else brief(figure) for figure in (case.worst.error, case.worst.bound))
-        table.add_row(case.name, *figures, case.note or case.reason, "pass" if case.passed else "FAIL")
+        verdict = "pass" if case.passed else "FAIL"
+        error, bound = _figure(case.worst.error), _figure(case.worst.bound)
+        table.add_row(case.name, error, bound, case.reason, case.note, verdict)
     return table
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else brief(value)
 
 
 def _group_lines(report: ConformanceReport) -> list[Text]:
@@ -95,9 +120,11 @@ def _group_lines(report: ConformanceReport) -> list[Text]:
     for group in dict.fromkeys(case.group for case in report.failures):
         cases = [case for case in report.cases if case.group == group]
         failed = [case for case in cases if not case.passed]
-        dtypes = sorted(set[str]().union(*(case.failed_at for case in failed)))
-        where = "" if "float32" in dtypes else f" at {' and '.join(dtypes)} only"
-        lines.append(Text(f"  {group:10}{len(failed)} of {len(cases)} fail{where}, first {_brief(failed[0])}"))
+        dtypes = set[str]().union(*(case.failed_at for case in failed))
+        count = f"{len(failed)} of {len(cases)} fail"
+        if "float32" not in dtypes:
+            count += f" at {' and '.join(sorted(dtypes))} only"
+        lines.append(Text(f"  {group:10}{count}, first {_brief(failed[0])}"))
     return lines
 
 

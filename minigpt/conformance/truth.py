@@ -177,18 +177,21 @@ def truth(
         centers: subtract the mean of the row; False for an RMSNorm (arXiv 1910.07467).
         roundings: how often the scaled row is rounded to the dtype of ``x``: 1 in half precision by default, else 3.
     """
-    precision, weight = PRECISIONS[x.dtype], _widen(weight)
-    shift = torch.zeros_like(weight) if bias is None else _widen(bias)
-    standard, _, reach, growth = _standardized(x, eps, centers)
-    scaled = standard * weight
-    inside = precision.statistics * (growth * reach * (1 + standard.abs()) + 8 * standard.abs()) * weight.abs()
-    inside += 2 * precision.statistics * shift.abs()  # norms may add (bias - mean / deviation * weight) in one step
-    inside += 3 * precision.statistics * scaled.abs() + precision.smallest * (2 + weight.abs())
+    precision, scale = PRECISIONS[x.dtype], _widen(weight)
+    shift = torch.zeros_like(scale) if bias is None else _widen(bias)
+    row = _standardized(x, eps, centers)
+    size, scaled = row.values.abs(), row.values * scale
+    of_row = row.growth * row.reach * (1 + size) + 8 * size
+    error = precision.statistics * of_row * scale.abs()
+    error += 2 * precision.statistics * shift.abs()  # norms may add (bias - mean / deviation * weight) in one step
+    error += 3 * precision.statistics * scaled.abs()
+    error += precision.smallest * (2 + scale.abs())
     if precision.is_half and roundings is None:
-        rounding = _half_step(scaled + shift, inside, precision.result)
+        rounding = _half_step(scaled + shift, error, precision.result)
     else:
-        rounding = precision.result * (1 + 4 * precision.result) * ((roundings or 3) * scaled.abs() + shift.abs())
-    return Truth(scaled + shift, inside + rounding)
+        u = precision.result * (1 + 4 * precision.result)
+        rounding = u * ((roundings or 3) * scaled.abs() + shift.abs())
+    return Truth(scaled + shift, error + rounding)
 
 
 def gradient_truth(
@@ -213,26 +216,41 @@ def gradient_truth(
         rows: how many rows the sums are over, where they repeat those of ``x`` and ``dy``.
     """
     precision, dy = PRECISIONS[x.dtype], _widen(dy)
-    s, deviation, reach, growth = _standardized(x, eps, centers)
-    g, along_rows, count = dy * _widen(weight), tuple(range(x.ndim - 1)), x[..., 0].numel()
-    times = torch.bincount(torch.arange(rows or count) % count).view(*x.shape[:-1], 1)  # how often each row is there
-    along = centers * g.mean(-1, keepdim=True) + s * (g * s).mean(-1, keepdim=True)
-    largest = g.abs().amax(-1, keepdim=True) / deviation  # (..., 1)
+    row = _standardized(x, eps, centers)
+    s, g = row.values, dy * _widen(weight)
+    count = x[..., 0].numel()
+    repeats = torch.bincount(torch.arange(rows or count) % count)  # how often each row is there
+    times = repeats.view(*x.shape[:-1], 1)
+
+    def total(terms: Tensor) -> Tensor:
+        return (times * terms).sum(tuple(range(x.ndim - 1)))
+
+    along = s * (g * s).mean(-1, keepdim=True)
+    if centers:
+        along = along + g.mean(-1, keepdim=True)
+    true = {"input": (g - along) / row.deviation, "weight": total(dy * s), "bias": total(dy)}
+
     u, size = precision.statistics, s.abs()
-    statistics, summing = u * growth * (1 + reach), u * sum_growth(rows or count)
-    total = lambda terms: (times * terms).sum(along_rows)  # noqa: E731
-    true = {"input": (g - along) / deviation, "weight": total(dy * s), "bias": total(dy)}
+    largest = g.abs().amax(-1, keepdim=True) / row.deviation  # (..., 1)
+    statistics = u * row.growth * (1 + row.reach)
+    summing = u * sum_growth(rows or count)
     off = {
         "input": largest * (statistics * (1 + size).square() + 3 * u * (2 + size)),
         "weight": total(dy.abs() * (statistics * (1 + size) + summing * size)),
         "bias": summing * total(dy.abs()),
     }
-    off = {name: error + precision.smallest for name, error in off.items()}
+    for name in off:
+        off[name] = off[name] + precision.smallest
     if precision.is_half:
         mean_sizes = g.abs().mean(-1, keepdim=True) + size * (g * s).abs().mean(-1, keepdim=True)
-        terms = {"input": (g.abs() + mean_sizes) / deviation, "weight": 2 * total((dy * s).square()).sqrt()}
-        off = {name: error + _half_step(true[name], error, precision.result) for name, error in off.items()}
-        off |= {name: off[name] + 3 * precision.result * size for name, size in terms.items()}
+        terms = {
+            "input": (g.abs() + mean_sizes) / row.deviation,
+            "weight": 2 * total((dy * s).square()).sqrt(),
+        }
+        for name in off:
+            off[name] = off[name] + _half_step(true[name], off[name], precision.result)
+        for name, each in terms.items():
+            off[name] = off[name] + 3 * precision.result * each
     return {name: Truth(true[name], off[name]) for name in true}
 
 
@@ -252,19 +270,29 @@ def _half_step(values: Tensor, error: Tensor, u: float) -> Tensor:
     return torch.ldexp(torch.full_like(values, u), exponent)
 
 
-def _standardized(x: Float[Tensor, "*rows width"], eps: float, centers: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (x - mean) / deviation (..., C), then the deviation, K, and the growth of a row's sums, each (..., 1)."""
-    is_half, x, terms = PRECISIONS[x.dtype].is_half, _widen(x), x.shape[-1]
+class Standardized(NamedTuple):
+    """Rows over their deviations, and what their rounding depends on."""
+
+    values: Tensor  # (..., width)
+    deviation: Tensor  # (..., 1)
+    reach: Tensor  # (..., 1), the largest value over the deviation; (..., width) for an RMSNorm
+    growth: Tensor  # (..., 1), of the sums over a row, in u
+
+
+def _standardized(x: Float[Tensor, "*rows width"], eps: float, centers: bool) -> Standardized:
+    is_half, terms, x = PRECISIONS[x.dtype].is_half, x.shape[-1], _widen(x)
     centred = x - x.mean(-1, keepdim=True)
     centred = centred - centred.mean(-1, keepdim=True)  # the second mean is the rounding error of the first
     is_constant = (centred == 0).all(-1, keepdim=True)
-    centred = centred if centers else x
-    deviation = torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
-    s = centred / deviation
-    reach = x.abs().amax(-1, keepdim=True) / deviation if centers else s.abs() / (1 + s.abs())
+    rows = centred if centers else x
+    deviation = torch.sqrt(rows.square().mean(-1, keepdim=True) + eps)
+    values = rows / deviation
+    reach = x.abs().amax(-1, keepdim=True) / deviation
+    if not centers:  # nothing cancels
+        reach = values.abs() / (1 + values.abs())
     repeated = is_constant | (is_half & (reach > 32))  # a row of few different numbers
     growth = torch.where(repeated, sum_growth(terms, repeated=True), sum_growth(terms))
-    return s, deviation, reach, growth
+    return Standardized(values, deviation, reach, growth)
 
 
 def _widen(tensor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def test_mistakes_at_the_dtype_that_is_judged_come_first() -> None:
     report = check_norm(sabotages.StatisticsOfTheInput, device="cpu", cases="ordinary rows", seed=0)
     for dtype in ("bfloat16", "float16"):
         first, _second = (line for line in printed(report, dtype) if "diagnosis: " in line)
-        assert first.endswith(f"it computes in too few bits for {dtype} input")
+        assert first.endswith(f"input: mean and variance are rounded to {dtype}")
         assert first.split(": ")[1] in conformance_page(report, dtype).split('<p class="reason">')[1]
 
 

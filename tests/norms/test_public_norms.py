@@ -123,6 +123,8 @@ def test_what_becomes_of_it(cls: type[nn.Module]) -> None:
     lacking = [what for what, name in (("scale", outcome.scale), ("shift", outcome.shift)) if name is None]
     message = [note for note in norms.notes(model.ln_f) if " has no " in note]
     assert len(message) == bool(lacking)
+    has_both = cls in (GemmaRMSNorm, NemotronLayerNorm1P)  # which multiply by 1 + weight
+    assert not has_both or f"{cls.__name__} has no plain scale (it multiplies by more than weight" in message[0]
     assert all(f"the model's {what} is kept beside it" in message[0] for what in lacking)
     more = {name.removeprefix("ln_f.norm.").removeprefix("ln_f.") for name in model.state_dict().keys() - before.keys()
            if name.startswith("ln_f.") and name in dict(model.named_parameters())}  # fmt: skip
