@@ -81,6 +81,10 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
                     "ratio_without_shift": 1.011 * error / floor},
                  "first_off": None if passing else {
                     "window": 0, "position": 207, "token": 207, "error": 0.0517, "noise": 8.8e-6, "ratio": 27001.5}},
+        "new_errors": [], "every_place": True, "stored": None,
+        "prompt_off": None if passing else {
+            "prompt": 1, "position": 11, "error": 0.0613, "noise": 9.7e-6, "ratio": 31007.3, "prompts_off": 3,
+            "prompts": 4},
         "first_off": None if passing else {
             "place": culprit, "error": 0.0021, "noise": 3.1e-7, "ratio": 6774.2, "ratio_before": None},
         "distribution": {

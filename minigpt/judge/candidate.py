@@ -66,6 +66,7 @@ class Candidate:
         is_exact: whether it claims to be the same model as the original.
         attention: its implementation of attention, if it is known.
         difference: why it is another one by an option of opening; None if it is not.
+        adds_errors: whether its norms and blocks may each add an error of their own: it is another program.
         notes: what a reader should know of it.
         changes: what its code changed in the process when it was imported.
     """
@@ -73,6 +74,7 @@ class Candidate:
     norm, quantize, center, is_exact = "its own", None, False, True
     attention: str | None = None
     difference: str | None = None
+    adds_errors = False
     sites: Sequence[str] = ("*",)
     fits: list[SiteFit] | None = None
 
@@ -156,6 +158,8 @@ class FileCandidate(Candidate):
             has another shape.
     """
 
+    adds_errors = True
+
     def __init__(self, truth: Truth, file: Path) -> None:
         super().__init__(truth, lambda _: None, str(file))
         self.tensors = _tensors_in(file)
@@ -238,6 +242,7 @@ class ModuleCandidate(Candidate):
     """
 
     pads = False  # texts of several lengths
+    adds_errors = True
 
     def __init__(self, truth: Truth, module: nn.Module, name: str) -> None:
         super().__init__(truth, module, name)
@@ -345,6 +350,8 @@ class HostCandidate(ModuleCandidate):
         recipe: how the model was opened; None for a model that the caller holds.
         swapped: the sites at which the recipe's norm stands.
     """
+
+    adds_errors = False  # its norms may, and each of them is judged by itself
 
     def __init__(
         self, truth: Truth, model: nn.Module, recipe: Recipe | None = None, swapped: Sequence[str] = (),

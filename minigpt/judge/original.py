@@ -89,7 +89,7 @@ class Original(Truth):
         super().__init__(
             source=str(source), place=place, attention=attention, device=resolved, dtype=opened.dtype, config=config,
             described=chosen.described, tokenizer=chosen.tokenizer, text_file=None if text is None else str(text),
-            text_ids=text_ids, norm=opened.norm,
+            text_ids=text_ids, why_random=chosen.why_random, norm=opened.norm,
         )  # fmt: skip
         if text is not None:
             self.windows = file_windows(text_ids, config)
@@ -149,7 +149,7 @@ class Original(Truth):
         limits, say = parse_budget(budget), Steps(progress, total=3)
         gradients = self.gradients is not None if gradients is None else gradients
         if gradients and self.gradients is None:
-            raise ConfigError("needs an original that was read with gradients=True", argument="gradients")
+            raise ConfigError("needs an original that has gradients; read it with gradients too", argument="gradients")
         if candidate is None or isinstance(candidate, str | Path):
             opening = {"attention": self.attention} | opening
             candidate = Recipe(self.place if candidate is None else candidate, **opening)
@@ -268,6 +268,7 @@ def _read_exact(truth: Truth, rounded: Rounded) -> None:
         ):
             sample.truth = reference(truth.tensor(sample.ids))[0]
             truth.noise_floor.add(logits, sample.truth)
+            truth.position_noise = max(truth.position_noise, _largest_error(logits, sample.truth))
             truth.decoding_floor.add(decoded, sample.truth[sample.before_new])
             if outputs:
                 sample.inputs = {site: recorder.inputs[site][0] for site in truth.sites}
@@ -280,8 +281,7 @@ def _read_exact(truth: Truth, rounded: Rounded) -> None:
         exact = reference(truth.tensor(sample.ids))[0, sample.compared]
         truth.window_floors.append(Distance())
         truth.window_floors[-1].add(logits, exact)
-        errors = (logits.double() - exact).square().mean(-1).sqrt()
-        truth.position_noise = max(truth.position_noise, float(errors.max()))
+        truth.position_noise = max(truth.position_noise, _largest_error(logits, exact))
         sample.truth = exact.to(narrow, copy=True)
     if rounded.gradients:
         gradients = _gradients(reference, truth)
@@ -289,6 +289,11 @@ def _read_exact(truth: Truth, rounded: Rounded) -> None:
         truth.gradient_noise = {
             name: relative_error(rounded.gradients[name], gradient) for name, gradient in gradients.items()
         }
+
+
+def _largest_error(logits: Tensor, exact: Tensor) -> float:
+    """Return the largest RMS error at a position, of logits (T, V)."""
+    return float((logits.double() - exact).square().mean(-1).sqrt().max())
 
 
 def parity(

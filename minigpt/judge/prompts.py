@@ -42,12 +42,14 @@ class Chosen(NamedTuple):
         described: in words.
         tokenizer: the checkpoint's, if it has one.
         prose: the tokens of the built-in long text, if the model can read it.
+        why_random: why they are random ids; None if they are not.
     """
 
     ids: list[list[int]]
     described: str
     tokenizer: Tokenizer | None
     prose: Sequence[int] = ()
+    why_random: str | None = None
 
 
 def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
@@ -92,7 +94,7 @@ def default_prompts(place: Path, config: Shape) -> Chosen:
         why = "the default texts do not fit it"
     length = min(24, max(1, config.n_positions // 2))
     ids = torch.randint(config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0)).tolist()
-    return Chosen(ids, f"4 sequences of random ids, since {why}", _tokenizer(place))
+    return Chosen(ids, "4 sequences of random ids", _tokenizer(place), why_random=why)
 
 
 def _tokenizer(place: Path) -> Tokenizer | None:

@@ -7,11 +7,21 @@ from dataclasses import replace
 import numpy as np
 
 from minigpt.errors import ConfigError
-from minigpt.report.fields import MOST_NOISE, BudgetLine, PlaceOff, noise_ratio, perplexities, places, population
+from minigpt.report.fields import (
+    MOST_DECODING_NOISE,
+    MOST_NOISE,
+    BudgetLine,
+    PlaceOff,
+    is_shifted,
+    noise_ratio,
+    perplexities,
+    places,
+    population,
+)
 from minigpt.report.numerals import brief, change, format_limit, percent, precise, uncertain
 from minigpt.report.parity_report import ParityReport
 
-MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
+MOST_PLACES = 8  # that a sentence names
 FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
 
 
@@ -24,22 +34,66 @@ def decide(report: ParityReport, limits: Mapping[str, float]) -> ParityReport:
     wrong = [*(_broken_budget(report) if limits else _wrong_outputs(report))]
     off = _place_off(report, is_wrong=bool(wrong))
     if not limits:
-        wrong += [*([_place_sentence(off)] if wrong and off else []), *_wrong_gradients(report)]
+        if wrong:
+            wrong += _where(report, off)
+        elif off is not None:
+            report = replace(report, notes=[*report.notes, *_right_but_for(report, off)])
+        wrong += _wrong_gradients(report)
     if report.changes:
         wrong.insert(0, f"{report.norm} changes the process: {', '.join(report.changes)}; the change was undone.")
     report = replace(report, verdict="fail" if wrong else "pass", first_off=off)
     return replace(report, reasons=[*_difference(report)] if report.outcome == "DIFFERENT" else wrong)
 
 
+def is_far_off(error: float, noise: float) -> bool:
+    """Return whether an output is off beyond any noise; NaN is."""
+    return not noise_ratio(error, noise) <= FAR_OFF
+
+
 def _place_off(report: ParityReport, *, is_wrong: bool) -> PlaceOff | None:
     """Return the first place whose error is beyond any noise; else, if the model is wrong, where the error grows."""
     rows = [] if report.center else places(report)  # a centred stream is another one
-    errors = [
-        PlaceOff(name, row["propagated_error"], row["noise"], noise_ratio(row["propagated_error"], row["noise"]))
-        for name, row in rows
-    ]
-    far_off = next((place for place in errors if not place.ratio <= FAR_OFF), None)  # written so that NaN is off
-    return far_off or (largest_jump(errors) if is_wrong else None)
+    errors: list[PlaceOff] = []
+    for name, row in rows:
+        error, noise = row["propagated_error"], row["noise"]
+        if is_far_off(error, noise):
+            return PlaceOff(name, error, noise, noise_ratio(error, noise))
+        errors.append(PlaceOff(name, error, noise, noise_ratio(error, noise)))
+    return largest_jump(errors) if is_wrong else None
+
+
+def _where(report: ParityReport, off: PlaceOff | None) -> Iterator[str]:
+    """Yield where the error of wrong outputs begins, as far as that is known."""
+    if off is not None:
+        yield _place_sentence(off)
+    yield from _new_errors(report)
+    logits_are_off = not report.logits.ratio <= MOST_NOISE
+    is_explained = is_shifted(report) or is_stored(report)
+    if off is None and logits_are_off and report.every_place and not is_explained:
+        prompt = report.prompt_off
+        is_everywhere = prompt is None or prompt.prompts_off == prompt.prompts
+        cause = "the error is in the head" if is_everywhere else "these logits are of other ids or positions"
+        yield (
+            f"All {len(report.norm_sites)} norms and {len(report.blocks)} blocks are right on the prompts, and the "
+            f"logits are not, so {cause}."
+        )
+
+
+def _new_errors(report: ParityReport) -> Iterator[str]:
+    """Yield the places that add an error of their own, if there are several."""
+    places = report.new_errors
+    if len(places) > 1:
+        more = f" and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
+        yield f"An error of its own begins at each of {', '.join(places[:MOST_PLACES])}{more}."
+
+
+def _right_but_for(report: ParityReport, off: PlaceOff) -> Iterator[str]:
+    """Yield which outputs are off though the logits are right."""
+    yield (
+        f"The logits are right, but the output of {off.place} is not: it is off by {brief(off.error)} of its size, "
+        f"where transformers' own error is {brief(off.noise)}."
+    )
+    yield from _new_errors(report)
 
 
 def largest_jump(places: Sequence[PlaceOff]) -> PlaceOff | None:
@@ -86,14 +140,18 @@ def _wrong_outputs(report: ParityReport) -> Iterator[str]:
     if report.nan is not None:
         yield f"The logits of text {report.nan.text} are NaN from position {report.nan.position} on."
     yield from _wrong_logits(report)
-    if report.text is not None and (off := report.text.first_off) is not None:
+    if is_shifted(report):
         yield (
-            f"In window {off.window} of {report.text.file or 'the built-in texts'}, from position {off.position} on, "
-            f"the logits are off: the RMS error there is {brief(off.error)}, and transformers' own nowhere above "
-            f"{brief(off.noise)}; the window's is {brief(off.ratio)} times the noise floor."
+            "At each position all logits are shifted by one constant, and the distributions are the original's: "
+            f"without the shift the error is {brief(_without_shift(report))} times the noise floor."
         )
+    elif is_stored(report):
+        yield _stored_sentence(report)
+    else:
+        yield from _wrong_positions(report)
     parting = report.greedy.first_divergence
-    if parting is not None and not parting.within_noise:
+    noise = 2 * report.stored.max_abs_error if report.stored is not None and is_stored(report) else 0.0
+    if parting is not None and not parting.within_noise and parting.margin > noise:
         yield (
             f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
             f"are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
@@ -101,21 +159,66 @@ def _wrong_outputs(report: ParityReport) -> Iterator[str]:
 
 
 def _wrong_logits(report: ParityReport) -> Iterator[str]:
-    wrong = []
+    """Yield how far whole texts' logits are off, and those that are decoded a token at a time."""
     for when, logits, floor, most in (
         ("The", report.logits, f"noise floor of {report.dtype}", MOST_NOISE),
         ("Decoded a token at a time, the", report.decoding, "noise floor", MOST_DECODING_NOISE),
     ):
         if logits is not None and not logits.ratio <= most:  # written so that NaN fails
-            wrong.append(logits)
             yield (
                 f"{when} logits' RMS error is {brief(logits.rms_error)}, {brief(logits.ratio)} times the {floor}; "
                 f"at most {most:g} times is parity."
             )
-    if wrong and all(logits.ratio_without_shift <= MOST_NOISE for logits in wrong):
+
+
+def _without_shift(report: ParityReport) -> float:
+    """Return the largest ratio that is left without a shift, where logits are off."""
+    ratios: list[float] = []
+    for error in (report.logits, report.decoding, report.text.logits if report.text is not None else None):
+        if error is not None:
+            ratios.append(error.ratio_without_shift)
+    return max(ratios)
+
+
+def is_stored(report: ParityReport) -> bool:
+    """Return whether the logits are off by no more than storing them has rounded."""
+    return report.stored is not None and report.stored.explains
+
+
+def _stored_sentence(report: ParityReport) -> str:
+    """Return that storing explains the error, and how to have more than that judged."""
+    assert report.stored is not None
+    dtype, ratio = report.stored.dtype, brief(report.stored.ratio)
+    return (
+        f"The logits are stored in {dtype}, and storing alone moves the true ones by {ratio} times the noise floor, "
+        f"so no smaller error can be seen: write them in float32, or take a record of --dtype {dtype} if the program "
+        "computes in that."
+    )
+
+
+def _wrong_positions(report: ParityReport) -> Iterator[str]:
+    """Yield the first prompt and the first window that are off, with the position."""
+    if report.stored is not None and not report.logits.ratio <= MOST_NOISE:
         yield (
-            "At each position all logits are shifted by one constant, and the distributions are the original's: "
-            f"without the shift the error is {brief(wrong[0].ratio_without_shift)} times the noise floor."
+            f"The logits are stored in {report.stored.dtype}, which explains {brief(report.stored.ratio)} of these "
+            "times, and not the rest."
+        )
+    window = report.text.first_off if report.text is not None else None
+    prompt = report.prompt_off
+    if prompt is not None and not report.logits.ratio <= MOST_NOISE:
+        right = prompt.prompts - prompt.prompts_off
+        if right or window is None:
+            others = f" {right} of the {prompt.prompts} prompts are right." if right else ""
+            yield (
+                f"In prompt {prompt.prompt}, from position {prompt.position} on, the logits are off: the RMS error "
+                f"there is {brief(prompt.error)}, and transformers' own nowhere above {brief(prompt.noise)}.{others}"
+            )
+    if window is not None and report.text is not None:
+        yield (
+            f"In window {window.window} of {report.text.file or 'the built-in texts'}, from position "
+            f"{window.position} on, the logits are off: the RMS error there is {brief(window.error)}, and "
+            f"transformers' own nowhere above {brief(window.noise)}; the window's is {brief(window.ratio)} times the "
+            "noise floor."
         )
 
 

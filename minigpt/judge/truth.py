@@ -23,10 +23,10 @@ from minigpt.host import Float64, NormSite, Shape, exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
 
-VERSION = 4  # of the file
+VERSION = 5  # of the file
 PLAIN = (  # fields that JSON holds as they are
-    "source", "attention", "versions", "described", "norm", "text_file", "text_ids", "losses", "sites", "blocks",
-    "embedding", "noise", "gradient_noise", "reference_ms", "position_noise",
+    "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
+    "blocks", "embedding", "noise", "gradient_noise", "reference_ms", "position_noise",
 )  # fmt: skip
 DISTANCES = ("noise_floor", "decoding_floor", "bitwise_error")
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
@@ -117,6 +117,7 @@ class Truth:
         source, place, attention, device, dtype, config: what was read, and how.
         versions: of what read it.
         described: the prompts in words.
+        why_random: why they are random ids; None if they are not.
         tokenizer: the checkpoint's, if it has one.
         prompts: the prompts and what transformers writes after them.
         windows: of the text file, or the built-in texts; empty if prompts alone were given.
@@ -128,7 +129,7 @@ class Truth:
         noise: the relative RMS error of transformers at each norm and block.
         noise_floor, decoding_floor, window_floors: how far transformers at the dtype is from its float64 self: on the
             prompts, on tokens read one by one, on each window.
-        position_noise: the largest RMS error of transformers at a position of the windows.
+        position_noise: the largest RMS error of transformers at a position of a text.
         bitwise_error: how far minigpt in reference arithmetic is from transformers.
         gradients, gradient_noise: by Parameter; None if the caller did not ask for them.
         reference_ms: the time of one forward over the longest prompt.
@@ -144,6 +145,7 @@ class Truth:
     tokenizer: Tokenizer | None
     text_file: str | None
     text_ids: list[int]
+    why_random: str | None = None
     prompts: list[Sample] = dataclasses.field(default_factory=list)
     windows: list[Sample] = dataclasses.field(default_factory=list)
     versions: dict[str, Any] = dataclasses.field(default_factory=dict)

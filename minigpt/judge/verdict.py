@@ -14,15 +14,18 @@ from minigpt.errors import ConfigError
 from minigpt.judge.candidate import Candidate, HostCandidate, Reading
 from minigpt.judge.gradients import gradient_errors
 from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, against_noise_floor, mean_by_rows, perplexity_of
+from minigpt.judge.new_errors import new_errors
 from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.reference import milliseconds
-from minigpt.judge.rules import decide
+from minigpt.judge.rules import decide, is_far_off
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
+from minigpt.judge.stored import Stored
 from minigpt.judge.truth import Sample, Truth
 from minigpt.norms.registry import require_on
 from minigpt.report import fields
 from minigpt.report.parity_report import ParityReport
 
+SLACK = 1.1  # an error that is so many times what storing does is explained by it
 LAST_TOKENS = 12  # of a text, which the report shows
 
 
@@ -105,12 +108,16 @@ class Judgement:
         require_on(candidate.norm, truth.device)
         lacking = {
             "norms and blocks": not measured.propagated,
+            "norms by themselves": bool(measured.propagated) and not measured.local,
             "tokens one by one": any(prompt.written for prompt in truth.prompts) and measured.decoded is None,
             "gradients": gradients and gradient_rows is None,
         }
+        about = self._about(sites)
+        about["notes"] += measured.notes
         candidate_ms = milliseconds(lambda: candidate.logits(truth.longest), truth.device)
         return ParityReport(
-            **self._about(sites), **figures, **measured.places(sites), tokens=measured.along_the_longest(),
+            **about, **figures, **measured.places(sites), new_errors=measured.new_errors(),
+            every_place=measured.has_every_place, tokens=measured.along_the_longest(),
             speed=fields.Speed(candidate_ms, truth.reference_ms), gradients=gradient_rows,
             missing=[part for part, is_lacking in lacking.items() if is_lacking],
         )  # fmt: skip
@@ -127,10 +134,18 @@ class Judgement:
             sites=[site for site in truth.sites if site in sites] if is_part else list(candidate.sites),
             device=str(truth.device), dtype=dtype_name(truth.dtype), attention=candidate.attention or truth.attention,
             versions=truth.versions, prompts=truth.described, built_in=truth.described == BUILT_IN,
-            exact=candidate.is_exact, difference=candidate.difference, fit=candidate.fits, notes=candidate.notes,
+            exact=candidate.is_exact, difference=candidate.difference, fit=candidate.fits,
+            notes=[*candidate.notes, *_of_texts(truth)],
             bitwise=fields.Bitwise(error.largest == 0, error.largest) if error.count else None,
             coverage=fields.Coverage(longest, config.n_positions, len(read), config.vocab_size),
         )  # fmt: skip
+
+
+def _of_texts(truth: Truth) -> list[str]:
+    """Return what a reader should know of the texts."""
+    if truth.why_random is None:
+        return []
+    return [f"The texts are random ids, since {truth.why_random}."]
 
 
 class Measured:
@@ -146,6 +161,9 @@ class Measured:
         self.local: defaultdict[str, RowDistance] = defaultdict(RowDistance)
         self.propagated: defaultdict[str, RowDistance] = defaultdict(RowDistance)
         self.prompts, self.windows = LogitsMeter(), LogitsMeter()
+        self.stored = [Stored(truth.dtype, Distance) for _ in ("prompts", "windows")]
+        self.stored_places: dict[str, Stored[RowDistance]] = {}
+        self.read: list[Sample] = []  # the prompts on which norms and blocks were read
         self.nan: fields.NotANumber | None = None
         self.chosen: list[list[int]] = []
         for number, sample in enumerate(truth.samples):
@@ -159,7 +177,8 @@ class Measured:
                 if reading.outputs:
                     self._add_places(sample, reading.outputs)
                 self.chosen.append(reading.logits[sample.before_new].argmax(-1).tolist())
-            meter = self.prompts if is_prompt else self.windows
+            meter, stored = (self.prompts, self.stored[0]) if is_prompt else (self.windows, self.stored[1])
+            stored.add(reading.logits, sample.truth)
             meter.add(sample.truth, reading.logits, truth.targets(sample), sample.counted)
         self.decoded = candidate.decode()
         if self.decoded is not None:
@@ -171,11 +190,16 @@ class Measured:
         Raises:
             NormError: if a norm returned NaN where the truth is a number.
         """
-        for place, exact in self.truth.true_outputs(sample).items():
+        exact_outputs = self.truth.true_outputs(sample)
+        if exact_outputs:
+            self.read.append(sample)
+        for place, exact in exact_outputs.items():
             if (output := outputs.get(place)) is not None:
                 if output.isnan().any():
                     self.candidate.refuse_nan(f"the outputs of {place}")
                 self.propagated[place].add(output, exact)
+                stored = self.stored_places.setdefault(place, Stored(self.truth.dtype, RowDistance))
+                stored.add(output, exact)
         for site, x in sample.inputs.items():
             if site in outputs:
                 rounded = x[None].to(outputs[site].dtype)  # (1, T, C)
@@ -185,16 +209,91 @@ class Measured:
 
     def places(self, swapped: list[str]) -> dict[str, Any]:
         """Return the error at every norm, and in the residual stream after every block, in the order of the data."""
-        local, blocks, sites = self.local, [], []
-        for place, noise in self.truth.noise.items():
-            if place in self.propagated:
-                error = self.propagated[place].relative
-                local_error = local[place].relative if place in local else None
-                if place in self.truth.blocks:
-                    blocks.append(fields.BlockError(place, error, noise))
-                else:
-                    sites.append(fields.NormSiteError(place, local_error, error, noise, place in swapped))
+        blocks: list[fields.BlockError] = []
+        sites: list[fields.NormSiteError] = []
+        for place in self.truth.noise:
+            if place not in self.propagated:
+                continue
+            error = self.propagated[place].relative
+            noise = self._noise_at(place)
+            if place in self.truth.blocks:
+                blocks.append(fields.BlockError(place, error, noise))
+            else:
+                alone = self.local[place].relative if place in self.local else None
+                sites.append(fields.NormSiteError(place, alone, error, noise, place in swapped))
         return {"norm_sites": sites, "blocks": blocks}
+
+    def _noise_at(self, place: str) -> float:
+        """Return the noise at a norm or block: transformers' own, or what storing has rounded, if that is more."""
+        return max(self.truth.noise[place], self._rounding(place))
+
+    def _rounding(self, place: str) -> float:
+        """Return the relative error of true outputs that are stored as the program's are; 0 if that is not narrower."""
+        stored = self.stored_places[place].coarsest
+        return 0.0 if stored is None else stored[1].relative
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of how norms and blocks were stored."""
+        names: set[str] = set()
+        for place, stored in self.stored_places.items():
+            if stored.coarsest is not None and self._rounding(place) > self.truth.noise[place]:
+                names.add(dtype_name(stored.coarsest[0]))
+        if not names:
+            return []
+        return [
+            f"Norms and blocks are stored in {' and '.join(sorted(names))}; what that rounds counts as noise there."
+        ]
+
+    def stored_logits(self) -> fields.StoredLogits | None:
+        """Return what storing the true logits as the candidate's are does to them, if that is beyond the noise."""
+        stored = self.stored[0].coarsest
+        if stored is None:
+            return None
+        dtype, rounding = stored
+        ratio = fields.noise_ratio(rounding.rms, self.truth.noise_floor.rms, rounding.scale)
+        explains = self.prompts.distance.rms <= SLACK * rounding.rms
+        if self.windows.distances:
+            of_windows = self.stored[1].errors.get(dtype)
+            explains = explains and of_windows is not None and self.windows.distance.rms <= SLACK * of_windows.rms
+        if not ratio > fields.MOST_NOISE:
+            return None
+        return fields.StoredLogits(dtype_name(dtype), rounding.rms, rounding.largest, ratio, explains)
+
+    def new_errors(self) -> list[str]:
+        """Return the norms and blocks that add an error beyond any noise to what was off before them."""
+        noise: dict[str, float] = {}
+        for place, distance in self.propagated.items():
+            floor = self._noise_at(place)
+            if is_far_off(distance.relative, floor):
+                noise[place] = floor
+        if not noise or not self.candidate.adds_errors:
+            return []
+        texts = [(sample, self.candidate.read(sample).outputs) for sample in self.read]
+        found = new_errors(self.truth, texts)
+        if not found:
+            return self._grown()
+        places: list[str] = []
+        for place in self.truth.noise:
+            if place in noise and is_far_off(found.get(place, 0.0), noise[place]):
+                places.append(place)
+        return places
+
+    def _grown(self) -> list[str]:
+        """Return the places at which the error, in units of the noise, is far above that at every place before."""
+        largest, places = 1.0, list[str]()
+        for place in self.truth.noise:
+            if place in self.propagated:
+                ratio = fields.noise_ratio(self.propagated[place].relative, self._noise_at(place))
+                if is_far_off(ratio, largest):
+                    places.append(place)
+                largest = max(largest, ratio)
+        return places
+
+    @property
+    def has_every_place(self) -> bool:
+        """Whether every norm and block was read on every prompt."""
+        return len(self.read) == len(self.truth.prompts) and self.propagated.keys() >= self.truth.noise.keys()
 
     @property
     def largest_kl(self) -> float:
@@ -218,6 +317,8 @@ class Measured:
             greedy=_compare_greedy(truth, self.candidate if continuing else None, self.chosen),
             decoding=self._decoding(),
             text=_compare_windows(truth, self.windows),
+            prompt_off=_first_prompt_off(truth, self.prompts),
+            stored=self.stored_logits(),
             perplexity=self._perplexity(),
             nan=self.nan,
         )
@@ -266,11 +367,11 @@ def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | Non
     ):
         ratio = fields.noise_ratio(distance.rms, max(floor.rms, total.rms), distance.scale)
         if not ratio <= fields.MOST_NOISE:  # written so that NaN is off
-            errors, limit = meter.columns[i]["error"], fields.MOST_NOISE * truth.position_noise
-            over = [j for j, error in enumerate(errors.tolist()) if not error <= limit] or [int(errors.argmax())]
-            position = sample.compared.start + over[0]
+            errors = meter.columns[i]["error"]
+            row = _first_over(errors, fields.MOST_NOISE * truth.position_noise)
+            position = sample.compared.start + row
             first_off = fields.PositionOff(
-                i, position, sample.start + position, float(errors[over[0]]), truth.position_noise, ratio
+                i, position, sample.start + position, float(errors[row]), truth.position_noise, ratio
             )
             break
     return fields.TextError(
@@ -278,6 +379,32 @@ def _compare_windows(truth: Truth, meter: LogitsMeter) -> fields.TextError | Non
         window=truth.config.window, logits=against_noise_floor(meter.distance, meter.without_shift, total),
         first_off=first_off,
     )  # fmt: skip
+
+
+def _first_prompt_off(truth: Truth, meter: LogitsMeter) -> fields.PromptOff | None:
+    """Name the first prompt and position where the logits are off, and count the prompts that are."""
+    floor, noise = truth.noise_floor, truth.position_noise
+    first: fields.PromptOff | None = None
+    prompts_off = 0
+    for number, distance in enumerate(meter.distances):
+        ratio = fields.noise_ratio(distance.rms, floor.rms, distance.scale)
+        if ratio <= fields.MOST_NOISE:
+            continue
+        prompts_off += 1
+        if first is None:
+            errors = meter.columns[number]["error"]
+            position = _first_over(errors, fields.MOST_NOISE * noise)
+            error = float(errors[position])
+            first = fields.PromptOff(number, position, error, noise, ratio, 1, len(meter.distances))
+    return None if first is None else dataclasses.replace(first, prompts_off=prompts_off)
+
+
+def _first_over(errors: Tensor, limit: float) -> int:
+    """Return the first position (T) whose error is over a limit or NaN; if there is none, that of the largest."""
+    for position, error in enumerate(errors.tolist()):
+        if not error <= limit:
+            return position
+    return int(errors.argmax())
 
 
 def _compare_greedy(truth: Truth, candidate: Candidate | None, chosen: list[list[int]]) -> fields.Greedy:

@@ -57,7 +57,7 @@ class Maps(NamedTuple):
     @property
     def scale(self) -> LogScale:
         """The scale of all maps."""
-        return LogScale(site[field] for site in self.sites for field in self.titles)
+        return LogScale(site.get(field) for site in self.sites for field in self.titles)
 
 
 class Band(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from minigpt.report.numerals import brief, count, digits, percent, precise, times
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
+MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
 NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
 
 Report = Mapping[str, Any]  # a parity report in JSON's own types
@@ -210,6 +211,42 @@ class PositionOff(Fields):
 
 
 @dataclass(frozen=True)
+class PromptOff(Fields):
+    """The first prompt and position whose logits are off.
+
+    Attributes:
+        error: RMS of the logits' error there.
+        noise: the largest of transformers at any position.
+        ratio: the prompt's RMS error over the noise floor.
+        prompts_off, prompts: how many prompts are off, of how many.
+    """
+
+    prompt: Annotated[int, Shown("prompt", count)]
+    position: Annotated[int, Shown("position", count)]
+    error: Annotated[float, Shown("RMS error there")]
+    noise: Annotated[float, Shown("largest of transformers at a position")]
+    ratio: Annotated[float, Shown("the prompt's ratio", times)]
+    prompts_off: Annotated[int, Shown("prompts that are off", count)]
+    prompts: Annotated[int, Shown("prompts", count)]
+
+
+@dataclass(frozen=True)
+class StoredLogits(Fields):
+    """What storing the true logits does to them, at the narrow dtype in which all of the candidate's can be stored.
+
+    Attributes:
+        ratio: rms_error over the noise floor.
+        explains: whether the candidate's error is no larger.
+    """
+
+    dtype: str
+    rms_error: float
+    max_abs_error: float
+    ratio: float
+    explains: bool
+
+
+@dataclass(frozen=True)
 class TextError(Fields):
     """Logits on a longer text, in windows of the context; of built-in texts if ``file`` is None."""
 
@@ -381,7 +418,11 @@ class ParityFields(Fields):
         decoding: the logits where both read a token at a time; its floor is at least that of whole texts.
         text: the logits on the windows of the text file, or of built-in texts.
         perplexity: of the whole text file.
+        prompt_off: the first prompt whose logits are off; ``text`` has the first window.
+        stored: what storing the logits at a narrow dtype does, where that is beyond the noise.
         norm_sites, blocks, first_off: where the error begins.
+        new_errors: the norms and blocks that add an error of their own to what is off before them, where it is known.
+        every_place: whether every norm and block was read on every prompt.
         tokens: KL divergence along one prompt.
         coverage: the positions and tokens that the texts reach.
         nan: the first NaN of the logits.
@@ -423,6 +464,10 @@ class ParityFields(Fields):
     norm_sites: list[NormSiteError] = field(default_factory=list)
     blocks: list[BlockError] = field(default_factory=list)
     first_off: PlaceOff | None = None
+    new_errors: list[str] = field(default_factory=list)
+    every_place: bool = False
+    prompt_off: PromptOff | None = None
+    stored: StoredLogits | None = None
     tokens: TextDivergence | None = None
     nan: NotANumber | None = None
     speed: Speed | None = None
@@ -455,6 +500,25 @@ def perplexities(report: AnyReport) -> tuple[Any, Any]:
     if (text := report.get("perplexity")) is not None:
         return text["reference"], text["candidate"]
     return report["distribution"]["perplexity_reference"], report["distribution"]["perplexity_candidate"]
+
+
+def is_shifted(report: AnyReport) -> bool:
+    """Return whether logits are off by one constant at each position, and by nothing else."""
+    errors = [(report["logits"], MOST_NOISE), (report.get("decoding"), MOST_DECODING_NOISE)]
+    if report.get("text") is not None:
+        errors.append((report["text"]["logits"], MOST_NOISE))
+    is_off = False
+    for error, most in errors:
+        if error is not None and not _at_most(error["ratio"], most):
+            is_off = True
+            if not _at_most(error.get("ratio_without_shift"), most):
+                return False
+    return is_off
+
+
+def _at_most(x: float | None, most: float) -> bool:
+    """Return whether a number is finite, and at most so large; None is one that is not finite."""
+    return x is not None and x <= most
 
 
 def population(report: AnyReport) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from minigpt.errors import listing
 from minigpt.report import charts, parts
 from minigpt.report.fields import MOST_NOISE, Report
 from minigpt.report.numerals import brief
@@ -48,14 +49,18 @@ def report_page(*reports: Report) -> str:
     shown = parts.checked(reports)
     sheets = [_sheet(report) for report in shown]
     if len(shown) == 1:
-        return render(f"{shown[0]['outcome']}: {shown[0]['norm']} in {shown[0]['model']}", sheets)
-    title = f"{len(shown)} reports"
-    return render(title, [Sheet(title, parts.overview(shown), sentences=parts.notes_on(shown)), *sheets])
+        return render(f"{shown[0]['outcome']}: {parts.subject(shown[0])}", sheets)
+    heading, models = f"{len(shown)} reports", listing(parts.models_of(shown))
+    first = Sheet(
+        heading, parts.overview(shown), subject=models, about=f"{parts.outcomes_of(shown)}.",
+        sentences=parts.notes_on(shown),
+    )  # fmt: skip
+    return render(f"{heading}: {models}", [first, *sheets])
 
 
 def _sheet(report: Report) -> Sheet:
     return Sheet(
-        parts.heading(report), parts.parts_of(report), report["outcome"], f"{report['norm']} in {report['model']}",
+        parts.heading(report), parts.parts_of(report), report["outcome"], parts.subject(report),
         f"{parts.about(report)}.", parts.sentences(report), parts.tiles(report), parts.pair(report),
     )  # fmt: skip
 

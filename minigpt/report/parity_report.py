@@ -39,7 +39,10 @@ class ParityReport(ParityFields):
         write_atomically(path, report_page(self.to_dict()))
 
     def __repr__(self) -> str:
-        return f"<ParityReport {self.outcome}: {self.norm} at {', '.join(self.sites)} in {self.model}>"
+        return f"<ParityReport {self.outcome}: {self.model if self.norm == 'its own' else self._with_norm()}>"
+
+    def _with_norm(self) -> str:
+        return f"{self.norm} at {', '.join(self.sites)} in {self.model}"
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -13,6 +13,7 @@ from minigpt.report.numerals import brief, change, count, format_limit, percent,
 
 WHY_MISSING = {
     "norms and blocks": "the candidate shows none at the original's paths",
+    "norms by themselves": "a file cannot be given the original's input",
     "tokens one by one": "the candidate takes no cache of transformers, so it reads whole texts only",
     "gradients": "the candidate has none for the original's Parameters",
 }
@@ -108,11 +109,27 @@ def heading(report: Report) -> str:
 def about(report: Report) -> str:
     """Describe what was judged."""
     norms = "LayerNorm" if report["against_norm"] == "fused" else f"{report['against_norm']} norms"
-    return (
-        f"{report['model']} with {report['norm']} at {', '.join(report['sites'])}, against "
-        f"{report.get('against', 'itself')} with {norms} in transformers: {report['dtype']}, {report['attention']}, "
-        f"{report['device']}, {report['prompts']}"
-    )
+    judged = f"{report['model']} with {pair(report)}" if has_norm(report) else report["model"]
+    against = f"{report.get('against', 'itself')} with {norms} in transformers"
+    how = f"{report['dtype']}, {report['attention']}, {report['device']}, {report['prompts']}"
+    return f"{judged}, against {against}: {how}"
+
+
+def has_norm(report: Report) -> bool:
+    """Return whether a norm was in question; another program's file, a function or a module has its own."""
+    return report["norm"] != "its own"
+
+
+def pair(report: Report) -> str:
+    """Name the norm and the sites of a report, or what was judged if no norm was in question."""
+    if not has_norm(report):
+        return report["model"]
+    return f"{report['norm']} at {', '.join(report['sites'])}"
+
+
+def subject(report: Report) -> str:
+    """Name the norm and the model of a report."""
+    return f"{report['norm']} in {report['model']}" if has_norm(report) else report["model"]
 
 
 def sentences(report: Report) -> list[str]:
@@ -200,7 +217,7 @@ def parts_of(report: Report) -> list[Part]:
     makers = {
         "budget": _budget, **central, "perplexity": _perplexity, "greedy": _greedy, "norm_sites": _sites,
         "gradients": _gradients, "removal": _removal, "sensitivity": _sensitivity, "fit": _fit, "bisect": _bisect,
-        "text": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
+        "coverage": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
     }  # fmt: skip
     parts = [make(report) for name, make in makers.items() if name in report]
     return [part for part in parts if part.rows]
@@ -215,21 +232,39 @@ def overview(reports: Sequence[Report]) -> list[Part]:
 
 
 def _overview(name: str, tokens: str, reports: Sequence[Report]) -> Part:
-    rows = [_verdict_row(report) for report in reports]
-    if len({report["model"] for report in reports}) == 1:
+    models, rows = models_of(reports), [_verdict_row(report) for report in reports]
+    of_model = f"{models[0]}, on" if len(models) == 1 else "On"
+    if len(models) == 1:
         rows = [{head: cell for head, cell in row.items() if head != "model"} for row in rows]
     before = ", ".join(sorted({precise(perplexities(report)[0]) for report in reports}))
-    about = f"Of {tokens}. The original's perplexity is {before}; another one, also a lower one, is another model's."
+    about = (
+        f"{of_model} {tokens}. The original's perplexity is {before}; another one, also a lower one, is another "
+        "model's."
+    )
     return Part(name, "All verdicts", about, [*rows[0]], [[*row.values()] for row in rows])
+
+
+def models_of(reports: Sequence[Report]) -> list[str]:
+    """Return the models of reports, each once."""
+    return list(dict.fromkeys(report["model"] for report in reports))
+
+
+def outcomes_of(reports: Sequence[Report]) -> str:
+    """Count the verdicts: "3 PASS, 1 FAIL"."""
+    counts = dict.fromkeys(HEADINGS, 0)
+    for report in reports:
+        counts[report["outcome"]] += 1
+    return ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
 
 
 def _verdict_row(report: Report) -> dict[str, Cell]:
     """Return the cells of a report by their heads."""
     of_prompts = text_file(report) is None
     parting = report["greedy"].get("first_divergence")
+    sites = ", ".join(report["sites"]) if has_norm(report) else ""
     row = {
         "verdict": report["outcome"], "model": report["model"], "norm": report["norm"],
-        "sites": ", ".join(report["sites"]), "KL mean": _cell(report["distribution"], "kl_mean"),
+        "sites": sites, "KL mean": _cell(report["distribution"], "kl_mean"),
         "top-1": _cell(report["distribution"], "top1_agreement", percent),
         "perplexity": Number(perplexities(report)[1], precise),
         "of noise": _cell(report["logits"] if of_prompts else report["text"]["logits"], "ratio", times),
@@ -245,11 +280,6 @@ def notes_on(reports: Sequence[Report]) -> list[str]:
     more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
     texts = [BUILT_IN] if any(report["built_in"] and text_file(report) is None for report in reports) else []
     return texts + lines[:MOST_REASONS] + more
-
-
-def pair(report: Report) -> str:
-    """Name the norm and the sites of a report."""
-    return f"{report['norm']} at {', '.join(report['sites'])}"
 
 
 def _cell(figures: Report, key: str, form: Form = brief) -> Cell:
@@ -288,6 +318,8 @@ def _logits(report: Report) -> Part:
         rows.append(["token by token", *cells(fields.LogitsError, report["decoding"])])
     if (text := report.get("text")) is not None:
         rows.append([text["file"] or f"text of {text['tokens']:,} tokens", *cells(fields.LogitsError, text["logits"])])
+    if (stored := report.get("stored")) is not None:
+        rows.append([f"the truth in {stored['dtype']}", *cells(fields.LogitsError, report["logits"] | stored)])
     sentence = f"Errors are from transformers in float64; the noise floor is its own at {report['dtype']}."
     return Part("logits", "Logits", sentence, ("", *titles(fields.LogitsError)), rows)
 
@@ -332,15 +364,38 @@ def _sites(report: Report) -> Part:
         )
         excess[name], before = max(alone, ratio / max(1.0, before)), ratio
         swapped = ("yes" if place["swapped"] else "no") if "swapped" in place else ""
-        rows[name] = (name, *cells(fields.NormSiteError, place), swapped)
-    off = report.get("first_off")
-    about = (
-        f"An error begins at {off['place']}. " if off else ""
-    ) + "Relative RMS errors; where they grow most comes first."
+        rows[name] = (name, *cells(fields.NormSiteError, _known(place)), swapped)
     heads = ("norm or block", *titles(fields.NormSiteError), "swapped")
     most_first = sorted(rows.values(), key=lambda row: -excess[str(row[0])])
-    maps = Maps(report["norm_sites"], MAPS, partial(brief, digits=2), depth_charts(report))
+    titles_of_maps = {key: title for key, title in MAPS.items() if _is_known(report, key)}
+    known = [_known(site) for site in report["norm_sites"]]
+    maps = Maps(known, titles_of_maps, partial(brief, digits=2), depth_charts(report))
+    about = f"{_beginnings(report)}Relative RMS errors; where they grow most comes first."
     return Part("sites", "Where it happens", about, heads, most_first, FEW, "maps", maps)
+
+
+def _known(place: Report) -> Report:
+    """Return the figures of a norm or block without its own error, where nobody could ask for it.
+
+    JSON has null there, as for a number that is not finite. A norm whose own error is not finite gives an output whose
+    error is not finite either.
+    """
+    if place.get("local_error") is None and place["propagated_error"] is not None:
+        return {name: value for name, value in place.items() if name != "local_error"}
+    return place
+
+
+def _is_known(report: Report, error: str) -> bool:
+    """Return whether a map of this error has anything to show."""
+    return error != "local_error" or "norms by themselves" not in report["missing"]
+
+
+def _beginnings(report: Report) -> str:
+    """Return the sentence that names where errors begin; empty if none does."""
+    if len(report["new_errors"]) > 1:
+        return f"An error of its own begins at each of {', '.join(report['new_errors'])}. "
+    off = report.get("first_off")
+    return f"An error begins at {off['place']}. " if off else ""
 
 
 def _gradients(report: Report) -> Part:
@@ -394,9 +449,15 @@ def _tokens(report: Report) -> Part:
 
 
 def _first_off(report: Report) -> Part:
-    rows = _rows(fields.PositionOff, report["text"]["first_off"] or {})
-    sentence = "Where the logits of the longer text begin to be off."
-    return Part("first-off", "The first window that is off", sentence, ("", "there"), rows, 0)
+    """The first prompt and the first window that are off, unless a shift is all there is."""
+    found = (report.get("prompt_off"), report.get("text", {}).get("first_off"))
+    rows: dict[str, list[Cell]] = {}
+    for column, (kind, off) in enumerate(zip((fields.PromptOff, fields.PositionOff), found, strict=True)):
+        for title, cell in _rows(kind, off or {}):
+            rows.setdefault(title, [None, None])[column] = cell
+    shown_rows = [] if fields.is_shifted(report) else [(title, *cells) for title, cells in rows.items()]
+    sentence = "Where the logits begin to be off."
+    return Part("first-off", "The first text that is off", sentence, ("", "prompts", "longer text"), shown_rows, 0)
 
 
 def _coverage(report: Report) -> Part:
@@ -421,6 +482,8 @@ def _coverage(report: Report) -> Part:
 
 def _conditions(report: Report) -> Part:
     names = ("model", "against", "norm", "sites", "dtype", "attention", "device")
+    if not has_norm(report):
+        names = tuple(name for name in names if name not in ("norm", "sites"))
     facts = {name: report.get(name) for name in names}
     facts |= {name.replace("_", " "): version for name, version in report["versions"].items()}
     rows = [(name, ", ".join(fact) if isinstance(fact, list) else str(fact)) for name, fact in facts.items() if fact]

@@ -46,12 +46,12 @@ REFUSED = {  # by the words of a mode
     "parity --model FOLDER --prompt dog": f"{SEARCHES} --sites --keep --fit --original --outputs --compare",
     "norms": "--as --dtype --all --html --device --seed",
     "norms --check rms --json": "--all",
-    "generate dog --model FOLDER": "--out --batch-size --num-return-sequences --sites --keep --fit --prompts",
-    "generate --model FOLDER --prompts PROMPTS --out NEW": "--json --sites --keep --fit",
-    "convert FOLDER NEW": "--attention --sites --keep --fit --revision",
+    "generate dog --model FOLDER": "--out --batch-size --num-return-sequences --sites --prompts",
+    "generate --model FOLDER --prompts PROMPTS --out NEW": "--json",
+    "convert FOLDER NEW": "--attention --revision",
     "info FOLDER": "--revision",
     "bench generate --model FOLDER": "--preset",
-    "finetune --model FOLDER --text TEXT --steps 1 --out NEW": "--eval-steps --sites --keep --fit",
+    "finetune --model FOLDER --text TEXT --steps 1 --out NEW": "--eval-steps",
 }
 
 
@@ -90,7 +90,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tiny_bpe(300).save(str(checkpoint / "tokenizer.json"))
     (place / "text").write_text("the dog saw the cat and the cat ran. " * 9, encoding="utf-8")
     (place / "prompts").write_text("the dog\nthe cat\n", encoding="utf-8")
-    original = minigpt.Original(folder, prompts=["dog"], max_new_tokens=2, gradients=True, device="cpu")
+    original = minigpt.Original(folder, prompts=["dog"], max_new_tokens=2, device="cpu")
     original.save(place / "record")
     logits = {name: x for name, x in load_file(place / "record").items() if name.startswith("logits.")}
     save_file(logits, place / "outputs")
@@ -217,6 +217,7 @@ def test_a_model_beside_a_record_is_the_one_that_is_judged(run: Run, places: dic
     assert "demo and" in complaint(run("parity", "--original", record, "--model", "demo"))
 
 
+@pytest.mark.thorough
 def test_attention_is_the_records_unless_another_is_given(run: Run, places: dict[str, Path], tmp_path: Path) -> None:
     record = tmp_path / "eager"
     minigpt.Original(places["FOLDER"], prompts=["dog"], max_new_tokens=1, attention="eager", device="cpu").save(record)
@@ -236,7 +237,7 @@ def test_weights_of_eight_bits_are_judged_where_a_record_is_written(
 
 MISSING = (
     "parity --original NEW", "parity --original NEW --outputs OUTPUTS", "parity --original RECORD --outputs NEW",
-    "parity --compare NEW", "parity --text NEW", "parity --prompts NEW", "parity --norm rms --fit NEW",
+    "parity --compare NEW", "parity --text NEW", "parity --prompts NEW",
     "parity --norm NEW:Norm", "sites FOLDER --text NEW", "perplexity FOLDER NEW", "study NEW --out DIR",
     "generate --prompts NEW --out DIR/out",
 )  # fmt: skip

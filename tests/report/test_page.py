@@ -207,7 +207,8 @@ def test_the_text_shows_line_breaks_and_where_it_is_continued() -> None:
 @pytest.mark.parametrize("part", OPTIONAL)
 def test_what_was_not_measured_leaves_its_section_out(part: str) -> None:
     whole = with_budget(sample_report(2, passing=False))
-    actual = Parsed(report_page(whole | {part: None})).sections
+    lacking = {"text": {"text": None, "prompt_off": None}}.get(part, {part: None})
+    actual = Parsed(report_page(whole | lacking)).sections
     assert Parsed(report_page(whole)).sections - actual == {{"text": "first-off"}.get(part, part)}
 
 
