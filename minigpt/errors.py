@@ -1,5 +1,6 @@
 """Errors about a user's input. Every message is one sentence: what is wrong, and what to do."""
 
+import re
 from collections.abc import Callable, Iterable
 
 MOST_NAMES = 8  # in one message
@@ -44,6 +45,11 @@ class NormError(MiniGPTError):
 
 class GenerationError(MiniGPTError):
     """Invalid tokens or settings of generation."""
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Return True if an error says that there is not enough memory. PyTorch has a class for a GPU's only."""
+    return isinstance(error, MemoryError) or bool(re.search("out of memory|an(no)?'?t allocate memory", str(error)))
 
 
 def listing(names: Iterable[str]) -> str:

@@ -11,8 +11,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from minigpt.checkpoint.contents import CONFIG
+from minigpt.checkpoint.sizes import check_config, check_memory
 from minigpt.device import dtype_name
-from minigpt.errors import CheckpointError, listing
+from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.host import Shape, norm_sites
 
 
@@ -33,6 +35,7 @@ def load_with_transformers(
 
     Raises:
         CheckpointError: if transformers cannot open it from config.json and safetensors files.
+        ConfigError: if config.json cannot be that of these files.
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # imported here, since it takes five seconds
 
@@ -43,9 +46,11 @@ def load_with_transformers(
             dtype=dtype or config.dtype or _dtype_of_weights(place),
             attn_implementation=attention,
         )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, **options)
+        check_memory(place, model, getattr(config, "quantization_config", None) is not None)
         if is_empty:
-            with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(config, **options), {}
+            return model, {}
         return AutoModelForCausalLM.from_pretrained(
             place, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
         )
@@ -54,18 +59,27 @@ def load_with_transformers(
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
     if not any(place.glob("*.safetensors")):
         raise CheckpointError(f"{place} has no safetensors file, and transformers opens {place} from nothing else here")
+    check_config(place)
     try:
         with quiet_transformers():
             config: Any = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
             config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
             try:
                 model, report = load(attention)
+            except MiniGPTError:
+                raise
             except ValueError:  # "... does not support an attention implementation through sdpa"
                 if attention == "eager":
                     raise
                 model, report = load("eager")
+    except (MiniGPTError, MemoryError):
+        raise
     except Exception as error:  # transformers and what it calls raise many kinds
+        if is_about_memory(error):
+            raise
         reason = " ".join(str(error).split())
+        if "ignore_mismatched_sizes" in reason:  # it has logged the rest
+            reason = f"its tensors have other shapes than {CONFIG} says"
         raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error
     if lacking := sorted({*report.get("missing_keys", ()), *map(str, report.get("mismatched_keys", ()))}):
         raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")

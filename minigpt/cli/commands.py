@@ -13,7 +13,7 @@ import typer
 from minigpt.cli import COMMANDS
 from minigpt.cli.options import add, option, with_values
 from minigpt.cli.output import PULSE
-from minigpt.errors import MiniGPTError
+from minigpt.errors import MiniGPTError, is_about_memory
 from minigpt.version import __version__
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -70,10 +70,11 @@ def run(words: list[str]) -> None:
         _fail(f"{error.format_message()} ({command} --help shows what there is)")
     except typer.Abort as error:
         raise KeyboardInterrupt from error
-    except (MemoryError, RuntimeError) as error:  # PyTorch has an error class for a GPU's memory only
-        if not (isinstance(error, MemoryError) or re.search("out of memory|an(no)?'?t allocate memory", str(error))):
+    except (MemoryError, RuntimeError) as error:
+        if not is_about_memory(error):
             raise
-        _fail(f"there is not enough memory for this: {str(error).strip().partition(chr(10))[0] or 'none is left'}")
+        reason = re.sub(r"^\[enforce fail [^]]*\].*?(?=DefaultCPUAllocator)", "", str(error).strip())
+        _fail(f"there is not enough memory for this: {reason.partition(chr(10))[0] or 'none is left'}")
     except BrokenPipeError:
         _drop_output()
         sys.exit(128 + 13)

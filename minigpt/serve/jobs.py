@@ -94,6 +94,11 @@ class RequestRow(Row):
     tokens: list[Token]
     is_read: bool
 
+    @property
+    def is_wanted(self) -> bool:
+        """True while somebody receives the text."""
+        return not self.job.channel.disconnected
+
     def fail(self, error: BaseException) -> None:
         """End the request with an error."""
         self.job.channel.fail(error)
@@ -117,6 +122,11 @@ class Job:
             row.may_draft = body.logprobs is None  # log-probabilities need the logits of each token
             row.scores_prompt = body.echo and body.logprobs is not None
             row.tokens = [Token(row.ids[0], None, [])] if row.scores_prompt else []
+
+    @property
+    def count_waiting(self) -> int:
+        """How many texts wait for a place: none as soon as the client has gone."""
+        return 0 if self.channel.disconnected else len(self.waiting)
 
     def report(self, row: RequestRow) -> None:
         """Send what a text has added since the last report."""

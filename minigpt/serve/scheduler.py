@@ -73,7 +73,12 @@ class Scheduler:
 
     @property
     def count_writing(self) -> int:
-        return sum(len(lane.rows) for lane in self.lanes.values()) + len(self.comparisons)
+        return sum(lane.count_writing for lane in self.lanes.values()) + self.count_comparisons
+
+    @property
+    def count_comparisons(self) -> int:
+        """How many comparisons run or wait, without those whose clients have gone."""
+        return sum(not comparison.channel.disconnected for comparison in list(self.comparisons))
 
     @property
     def has_work(self) -> bool:
@@ -93,7 +98,7 @@ class Scheduler:
         with self._wake:
             if self._stopping:
                 raise shutting_down()
-            queued = sum(lane.count_queued for lane in self.lanes.values()) + len(self.comparisons)
+            queued = sum(lane.count_queued for lane in self.lanes.values()) + self.count_comparisons
             if queued + min(texts, self.places) > self.max_queue:
                 message = f"the queue is full: {queued} texts wait, of {self.max_queue}; try again in a moment"
                 raise RefusalError(429, message, code="queue_full")
@@ -175,12 +180,17 @@ class Lane:
     @property
     def count_waiting(self) -> int:
         """How many texts wait for a place."""
-        return sum(len(job.waiting) for job in list(self.waiting))
+        return sum(job.count_waiting for job in list(self.waiting))
+
+    @property
+    def count_writing(self) -> int:
+        """How many texts have a place, and somebody who receives them."""
+        return sum(row.is_wanted for row in list(self.rows))
 
     @property
     def count_queued(self) -> int:
         """How many texts count towards a full queue: of each request as many as there are places."""
-        return sum(min(len(job.waiting), self.places) for job in list(self.waiting))
+        return sum(min(job.count_waiting, self.places) for job in list(self.waiting))
 
     @property
     def has_work(self) -> bool:
@@ -216,21 +226,24 @@ class Lane:
         self._note_tokens(pieces)
         new = sum(len(piece.row.ids) - piece.first - len(piece.ids) for piece in pieces if piece.is_whole)
         self.meters.tokens.labels(self.name).inc(new)
-        self._report([row for row in whole if not row.job.channel.disconnected])
+        self._report([row for row in whole if row.is_wanted])
         for row in whole:
             row.is_read = len(row.ids) <= batch.context
-            if not (row.is_read or row.end or row.job.channel.disconnected):  # it reads a window again: others first
+            if row.is_wanted and not (row.is_read or row.end):  # it reads a window again: others first
                 row.job.waiting.append(row)
                 if row.job not in self.waiting:
                     self.waiting.append(row.job)
                 batch.drop([row])
-        batch.drop([row for row in self.rows if row.job.channel.disconnected])
+        batch.drop([row for row in self.rows if not row.is_wanted])
         rows: list[Any] = batch.rows
         self.rows = list(rows)
         self.is_decoding = any(row.is_read for row in self.rows)
 
     def _fill_places(self, batch: Batch) -> None:
         """Give places to waiting texts, of each request in turn."""
+        for job in list(self.waiting):
+            if job.channel.disconnected:
+                self.waiting.remove(job)
         skipped = 0
         while skipped < len(self.waiting) and len(self.rows) < self.places:
             job = self.waiting.popleft()
