@@ -20,22 +20,22 @@ from minigpt.checkpoint import save_pretrained
 from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import Progress, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
-from minigpt.files import finite, hash_json, locked, write_atomically
+from minigpt.files import finite, hash_json, locked, remove, write_atomically
 from minigpt.host import Shape
 from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.model.inputs import check_known
 from minigpt.recipe import Recipe
+from minigpt.study.resume import WEIGHTS, is_cut, newest_written, note_damaged, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
 
-CURVE, WEIGHTS = "finetune.json", "weights.pt"
+CURVE = "finetune.json"
 FORMAT = 2  # of the checkpoints; those of another are not gone on with
 RESIDUAL_EPS = 1e-5
-TORCH_WRITER = "inline_container"  # in the message of a RuntimeError: torch.save could not write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Finetuned:
         swaps: the step before which each site was swapped.
         tokens: of the text to train on.
         tokens_seen: that the training read, a token again each time.
+        resumes_at: the step that the same command would go on from; None if there is no checkpoint.
     """
 
     model: GPT2
@@ -58,6 +59,7 @@ class Finetuned:
     swaps: dict[str, int]
     tokens: int
     tokens_seen: int
+    resumes_at: int | None = None
 
     def save(self, folder: Path) -> None:
         """Write the model, its tokenizer, and finetune.json with the curves, into ``folder``.
@@ -69,26 +71,12 @@ class Finetuned:
         """
         write = save_frozen if can_save_frozen(self.model) else save_pretrained
         write(self.model, folder, self.tokenizer)
-        with _writing(folder):
+        with writing(folder, lambda: self.resumes_at):
             write_atomically(folder / CURVE, json.dumps(finite(self.curves()), indent=2) + "\n")
 
     def curves(self) -> dict[str, Any]:
         """Return the losses and the swaps."""
         return {"losses": self.losses, "eval_losses": self.eval_losses, "swaps": self.swaps}
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn errors of writing into ``folder`` into a CheckpointError."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and TORCH_WRITER not in str(error):
-            raise
-        reason = getattr(error, "strerror", None) or "the disk may be full"
-        raise CheckpointError(
-            f"cannot write to {folder}: {reason}; the same command goes on from the checkpoint before"
-        ) from error
 
 
 def finetune(
@@ -112,7 +100,7 @@ def finetune(
         DivergedError: if the loss or a weight is not finite.
     """
     schedule, checkpoints = checked_schedule(recipe, training), checkpoints_of(recipe, training, Path(out), seed)
-    with _writing(Path(out)):
+    with writing(Path(out), lambda: resumable_step(checkpoints, training.steps)):
         checkpoints.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # the other processes of a distributed run work in it too
@@ -120,6 +108,8 @@ def finetune(
                 stack.enter_context(locked(checkpoints.parent))
             except BlockingIOError as error:
                 raise ConfigError(f"is {out}, where another process trains", argument="out") from error
+            note_damaged(checkpoints, training.steps)
+            remove_cut(checkpoints.parent)
         return _finetune(recipe, training, schedule, checkpoints, progress, seed)
 
 
@@ -178,6 +168,7 @@ def _finetune(
         schedule.steps,
         len(ids),
         trainer.state.num_input_tokens_seen,
+        newest_written(checkpoints, training.steps),
     )
 
 
@@ -293,8 +284,15 @@ class SwapTrainer(Trainer):
         return metrics
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with _writing(Path(self.args.output_dir or ".")):
-            super()._save_checkpoint(*args, **kwargs)
+        folder = Path(self.args.output_dir or ".")
+        new = folder / f"checkpoint-{self.state.global_step}"
+        try:
+            with writing(folder, lambda: resumable_step(folder, self.args.max_steps)):
+                super()._save_checkpoint(*args, **kwargs)
+        except BaseException:
+            if self.args.should_save and is_cut(new):  # it would fill the disk
+                remove(new)
+            raise
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
@@ -345,19 +343,6 @@ class EachStep(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress(f"step {state.global_step} of {state.max_steps} {self.loss}", state.global_step / state.max_steps)
-
-
-def resumable_step(folder: Path, steps: int) -> int | None:
-    """Return the step of the newest checkpoint in ``folder`` that was written to its end; None if there is none.
-
-    Trainer would add a step to one of the last step, so that is left out. A checkpoint's last file is
-    trainer_state.json.
-    """
-    whole = []
-    for place in folder.glob("checkpoint-*"):
-        with contextlib.suppress(OSError, ValueError):
-            whole.append(json.loads((place / "trainer_state.json").read_text())["global_step"])
-    return max((step for step in whole if step < steps), default=None)
 
 
 def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int = 0) -> TrainingArguments:
