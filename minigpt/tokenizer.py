@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint.contents import CONFIG, TOKENIZER_FILES, VOCABULARIES, Files, fields_of, local_place, write_json
 from minigpt.errors import CheckpointError, GenerationError, listing
-from minigpt.files import read_text
+from minigpt.files import read_text, replaced, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-2
@@ -173,8 +173,9 @@ class Tokenizer:
         Raises:
             OSError: if they cannot be written.
         """
-        Path(directory, "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
-        write_json(Path(directory, "tokenizer_config.json"), self.settings | {"tokenizer_class": PLAIN_CLASS})
+        write_atomically(Path(directory, "tokenizer.json"), self.backend.to_str(pretty=True))
+        with replaced(Path(directory, "tokenizer_config.json")) as config:
+            write_json(config, self.settings | {"tokenizer_class": PLAIN_CLASS})
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._added:

@@ -54,7 +54,11 @@ def study(
 
     console = ResultConsole()
     console.print(table.terminal_table(rows))
-    reasons = [f"{row['norm']} {row['sites']} seed {row['seed']}: {row['reason']}" for row in rows if row.get("reason")]
+    reasons = []
+    for row in rows:
+        if row.get("reason"):
+            model = f"{row['model']} " * (len(plan.models) > 1)
+            reasons.append(f"{model}{row['norm']} {row['sites']} seed {row['seed']}: {row['reason']}")
     console.print("\n".join(reasons), end="\n" * bool(reasons))
     for target, text in ((csv, table.csv_table), (latex, table.latex_table)):
         if target is not None:

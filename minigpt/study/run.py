@@ -32,6 +32,7 @@ from minigpt.study.study import (
     CellRow,
     DivergedError,
     Study,
+    check_cell,
     command,
     fingerprint_of,
     takes_text,
@@ -127,6 +128,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     """Yield what is measured on a cell, in parts, so that an error keeps the parts before it."""
     recipe, training = cell.recipe, cell.training
     yield {"protocol": _protocol(study, cell)}
+    check_cell(cell)  # before its original is read
     if training is not None and recipe.dtype is None:
         recipe = replace(recipe, dtype="float32")
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', cell.settings()['norm'])[-60:]}-{key}"

@@ -293,9 +293,11 @@ class Study:
 def read_study(file: Path) -> Study:
     """Return the study that a TOML file describes, after a check of everything it names.
 
+    A norm or a site that one of several models lacks is refused in that model's cells alone, when they run.
+
     Raises:
         ConfigError: if the file cannot be read, or a field is unknown or has another type.
-        NormError: if a norm is unknown, or a pattern matches no site.
+        NormError: if a norm is unknown, or a pattern matches no site of any model.
         GenerationError: if a text is missing.
         CheckpointError: if a model cannot be found.
     """
@@ -326,11 +328,40 @@ def read_study(file: Path) -> Study:
         if ":" not in metric:
             raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
         locate_code(metric)
-    for cell in study.cells():
-        chosen_sites(cell.recipe)
-        if cell.training is not None:
-            checked_schedule(cell.recipe, cell.training)
+    check_cells(study.cells())
     return study
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Check all cells.
+
+    Raises:
+        MiniGPTError: as ``check_cell``, but not for what fits another model of the study.
+    """
+    fitting = set[Any]()
+    refused: list[tuple[Any, NormError]] = []
+    for cell in cells:
+        schedule = cell.training and cell.training.schedule
+        swap = cell.recipe.norm, tuple(cell.recipe.sites), schedule  # without the model
+        try:
+            check_cell(cell)
+            fitting.add(swap)
+        except NormError as error:
+            refused.append((swap, error))
+    for swap, error in refused:
+        if swap not in fitting:
+            raise error
+
+
+def check_cell(cell: Cell) -> None:
+    """Check that a cell's norm fits the sites of its model, and its schedule both.
+
+    Raises:
+        MiniGPTError: as ``chosen_sites`` and ``checked_schedule``.
+    """
+    chosen_sites(cell.recipe)
+    if cell.training is not None:
+        checked_schedule(cell.recipe, cell.training)
 
 
 def _as_lists(table: CellRow, known: CellRow, needed: Collection[str], where: str) -> dict[str, list[Any]]:
