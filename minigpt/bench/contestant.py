@@ -8,9 +8,11 @@ memory of a process is measured from here on.
 import os
 import pkgutil
 import resource
+import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,11 +66,23 @@ class Contestant:
 
     def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         try:
-            return self._pool.submit(function, *arguments).result()
+            with _without_interrupts():  # the first call starts the process
+                future = self._pool.submit(function, *arguments)
+            return future.result()
         except Exception as error:  # of the program, or its process has died
             self.close()
             reason = str(error) if isinstance(error, MiniGPTError) else f"{type(error).__name__}: {error}"
             raise MiniGPTError(f"{self.name} could not be timed: {reason}") from error
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Block SIGINT in the block, and for ever in a process that it starts: the parent ends that one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _load(home: str, arguments: dict[str, Any]) -> None:

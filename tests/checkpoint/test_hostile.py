@@ -1,7 +1,9 @@
 """Damaged files, and files made to harm their reader: nothing in them runs, and each is refused with one line."""
 
 import json
+import math
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from checkpoints import edit_config, reference, saved, tiny_bpe
 from foreign import write_pickle
 
@@ -16,6 +19,7 @@ import minigpt
 from minigpt import CheckpointError, GenerationError, MiniGPTError
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.pretrained import describe
+from minigpt.checkpoint.transformers_model import load_with_transformers
 
 
 def refusal(place: Path) -> str:
@@ -82,6 +86,81 @@ def test_a_size_is_held_against_the_file_before_anything_is_made(field: str, tmp
     saved(reference(), tmp_path)
     edit_config(tmp_path, **{field: 2**31 - 1}, n_head=1)
     assert "its config needs" in refusal(tmp_path)
+
+
+LLAMA = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+OTHERS = {
+    "llama": transformers.LlamaConfig(**LLAMA, max_position_embeddings=64),
+    "gptj": transformers.GPTJConfig(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, rotary_dim=4),
+    "opt": transformers.OPTConfig(vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2,
+                                  num_attention_heads=4, max_position_embeddings=64, word_embed_proj_dim=32),
+}  # fmt: skip
+NOT_SIZES = [0, -32, 10**11, 32.0, "32", True, [0]]
+ABSURD = [
+    *(("llama", "hidden_size", size, "hidden_size must be a whole number") for size in NOT_SIZES),
+    *(("llama", "num_hidden_layers", size, "num_hidden_layers must be a whole number") for size in (0, -1, "2", False)),
+    ("llama", "hidden_size", math.nan, "hidden_size is NaN"),
+    ("llama", "hidden_size", math.inf, "hidden_size must be a whole number"),
+    ("llama", "vocab_size", 10**11, "vocab_size must be a whole number above 0 and below 2^31, got 100000000000"),
+    (
+        "llama",
+        "vocab_size",
+        10**9,
+        "vocab_size is 1,000,000,000, and the files of weights have no tensor longer than 96",
+    ),
+    (
+        "llama",
+        "num_hidden_layers",
+        10**9,
+        "num_hidden_layers is 1,000,000,000, and the files of weights have 21 tensors",
+    ),
+    ("llama", "num_attention_heads", 0, "num_attention_heads must be a whole number"),
+    ("llama", "intermediate_size", 10**9, "no tensor longer than 96"),
+    ("llama", "intermediate_size", -1, "intermediate_size must be a whole number"),
+    ("llama", "intermediate_size", 0, "its tensors have other shapes than config.json says"),
+    ("llama", "vocab_size", 97, "its tensors have other shapes than config.json says"),
+    ("llama", "max_position_embeddings", -1, "max_position_embeddings must be a whole number"),
+    ("llama", "rms_norm_eps", math.nan, "rms_norm_eps is NaN"),
+    ("llama", "rms_norm_eps", -1.0, "rms_norm_eps must be a float, 0 or more"),
+    ("llama", "rms_norm_eps", "x", "rms_norm_eps must be a float, 0 or more"),
+    ("llama", "rope_parameters", {"rope_theta": math.nan, "rope_type": "default"}, "rope_theta is NaN"),
+    ("gptj", "n_positions", 10**9, "4,000,000,000 values of tables for its positions"),
+    ("gptj", "rotary_dim", 10**9, "values of tables for its positions"),
+    ("opt", "max_position_embeddings", 10**9, "its config needs 32,000,018,208 values"),
+    ("opt", "word_embed_proj_dim", 10**9, "its config needs"),
+]
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of other architectures than GPT-2."""
+    folders = {}
+    for name, config in OTHERS.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folders[name])
+    return folders
+
+
+@pytest.mark.parametrize(("name", "field", "value", "sentence"), ABSURD)
+def test_a_config_of_another_architecture_is_held_against_the_headers(
+    others: dict[str, Path], tmp_path: Path, name: str, field: str, value: Any, sentence: str
+) -> None:
+    """Before memory is taken."""
+    shutil.copytree(others[name], tmp_path, dirs_exist_ok=True)
+    edit_config(tmp_path, **{field: value})
+    with pytest.raises(MiniGPTError) as raised:
+        load_with_transformers(tmp_path)
+    assert sentence in str(raised.value)
+    assert "enforce fail" not in str(raised.value)
+
+
+def test_usual_configs_of_other_architectures_are_opened(others: dict[str, Path], tmp_path: Path) -> None:
+    """Also one with many more positions than the model has values."""
+    for folder in others.values():
+        load_with_transformers(folder)
+    shutil.copytree(others["llama"], tmp_path, dirs_exist_ok=True)
+    edit_config(tmp_path, max_position_embeddings=2**20, head_dim=None, num_key_value_heads=None)
+    assert load_with_transformers(tmp_path).config.max_position_embeddings == 2**20
 
 
 def test_an_archive_that_is_compressed_is_not_unpacked(tmp_path: Path) -> None:
