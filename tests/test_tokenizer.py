@@ -15,6 +15,7 @@ import torch
 from checkpoints import END_OF_TEXT, gpt2_vocabulary, tiny_bpe
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast
 from transformers.utils import logging
 
@@ -268,6 +269,63 @@ def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> No
     text = "the dog saw the other dog there"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode("") == []
+
+
+SENTENCE = "the dog saw the other dog there, and the dog. "
+
+
+@pytest.mark.parametrize(
+    "text", [SENTENCE * 30, "é🙂 \t" * 50, END_OF_TEXT * 40, " " * 900, "x\udfff" * 9], ids="abcde"
+)
+@pytest.mark.parametrize("split", ["Digits", "Isolated", None])
+def test_a_text_has_at_least_so_many_tokens(text: str, split: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the text of the longest token alone has exactly so many."""
+    monkeypatch.setattr("minigpt.tokenizer.LONG_TEXT", 10)
+    backend = tiny_bpe()
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if split is not None:
+        first = pre_tokenizers.Digits() if split == "Digits" else pre_tokenizers.Split(" ", "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([first, level])
+    tokenizer = Tokenizer(backend)
+    least = tokenizer.least_tokens(text)
+    assert least > 0
+    if "\udfff" not in text:
+        count = len(tokenizer.encode(text))
+        print(f"{count} tokens, at least {least}")
+        assert least <= count
+    assert tokenizer.least_tokens(END_OF_TEXT * 7) == 7 == len(tokenizer.encode(END_OF_TEXT * 7))
+    assert tokenizer.least_tokens("short") == 0
+
+
+def drops_spaces(backend: tokenizers.Tokenizer) -> None:
+    spaces = pre_tokenizers.Split(" ", "removed")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([spaces, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+def joins_characters(backend: tokenizers.Tokenizer) -> None:
+    backend.normalizer = normalizers.NFC()
+
+
+def takes_spaces(backend: tokenizers.Tokenizer) -> None:
+    backend.add_tokens([tokenizers.AddedToken("<far>", lstrip=True)])
+
+
+@pytest.mark.parametrize("change", [drops_spaces, joins_characters, takes_spaces])
+def test_a_tokenizer_that_drops_characters_has_no_least_count(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.tokenizer.LONG_TEXT", 10)
+    backend = tiny_bpe()
+    change(backend)
+    text = "e\u0301 " * 50 + " " * 500 + "<far>"
+    assert Tokenizer(backend).least_tokens(text) == 0
+
+
+def test_a_long_text_has_the_ids_of_a_short_one(ours: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SENTENCE * 3
+    ids = ours.encode(text)
+    monkeypatch.setattr("minigpt.tokenizer.LONG_TEXT", 10)
+    assert ours.encode(text) == ids
+    with pytest.raises(GenerationError, match="text must be"):
+        ours.encode("a\udfffb" * 10)
 
 
 # Files that are damaged or of another kind.

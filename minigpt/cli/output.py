@@ -144,7 +144,7 @@ class Pulse:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Print a line every LINE_SECONDS while the block runs, unless standard error is a terminal."""
-        self._stopped = threading.Event()
+        self.step, self.done, self._stopped = "starting", 0.0, threading.Event()
         if not Console(stderr=True).is_terminal:
             threading.Thread(target=self._beat, args=(self._stopped,), name="minigpt-pulse", daemon=True).start()
         try:

@@ -27,7 +27,7 @@ from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.model.inputs import check_known
 from minigpt.recipe import Recipe
-from minigpt.study.resume import WEIGHTS, is_cut, newest_written, note_damaged, remove_cut, resumable_step, writing
+from minigpt.study.resume import WEIGHTS, damage_of, newest_written, note_damaged, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.swap.fit import rows_of_text
@@ -290,7 +290,7 @@ class SwapTrainer(Trainer):
             with writing(folder, lambda: resumable_step(folder, self.args.max_steps)):
                 super()._save_checkpoint(*args, **kwargs)
         except BaseException:
-            if self.args.should_save and is_cut(new):  # it would fill the disk
+            if self.args.should_save and damage_of(new):  # it would fill the disk
                 remove(new)
             raise
 

@@ -23,6 +23,7 @@ from foreign import write_book
 from transformers import AutoModelForCausalLM
 
 import minigpt
+from minigpt.checkpoint import contents
 from minigpt.cli import COMMANDS, main
 
 
@@ -361,6 +362,48 @@ def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, 
     both = complaint(ended('{"top_k": 5}', "--temperature", 0, "--top-k", 5))
     assert both.startswith("error: --top-k ")
     assert "-3" in complaint(ended('{"top_k": 7}', "--top-k", 5, "--max-new-tokens", -3))
+
+
+def test_a_text_that_cannot_fit_is_not_read(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fifty megabytes take a minute to turn into ids."""
+
+    def encode(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("minigpt.Tokenizer.encode", encode)
+    text = "Once upon a time. " * 10_000
+    fits = 'the model\'s context 256; overflow="slide" (--overflow slide in a shell) goes on beyond it'
+    error = complaint(run("generate", "-", stdin=text.encode()))
+    assert re.fullmatch(rf"error: the prompt has at least \d{{4,}} tokens and {re.escape(fits)}\n", error)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
+    words = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "out"]
+    assert "prompts.jsonl, line 1: the prompt has at least" in complaint(run("generate", *words))
+
+
+@pytest.mark.parametrize(
+    "words", [["info"], ["generate", "x", "--greedy", "--max-new-tokens", 2, "--json"], ["perplexity", "demo", "t.txt"]]
+)
+def test_a_command_in_a_pipe_says_that_it_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[object]
+) -> None:
+    """Also in a step that takes long."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("Once upon a time. ")
+    monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 0.02)
+    files_at = contents.Files.at
+
+    def slow(*arguments: object) -> object:
+        time.sleep(0.1)
+        return files_at(*arguments)
+
+    monkeypatch.setattr(contents.Files, "at", slow)
+    ended = run(*words)
+    assert ended.status == 0
+    assert len(re.findall(r"^0 s, 0%: reading demo$", ended.err, re.M)) >= 2
+    assert "reading" not in ended.out
+    monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 10)
+    time.sleep(0.05)
+    assert run("--version").err == ""
 
 
 def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,11 @@
 """Training with swaps: with the model's own norms, fitted at their turn, towards the original, and resumed."""
 
+import errno
 import json
 import math
 import os
+import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +19,9 @@ import transformers
 from safetensors.torch import load_file
 
 import minigpt
-from minigpt import ConfigError, GenerationError, NormError, Recipe
+from minigpt import CheckpointError, ConfigError, GenerationError, NormError, Recipe
 from minigpt.files import locked
+from minigpt.study.resume import note_damaged, remove_cut, resumable_step
 from minigpt.study.schedule import NormSchedule, parse_schedule
 from minigpt.study.study import DivergedError, Training, checked_schedule
 from minigpt.study.training import (
@@ -244,9 +248,97 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(place: Path) -> None:
     full = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300)
     assert full.returncode == 2
     assert full.stderr.splitlines()[-1].startswith("error: cannot write to ")
+    assert full.stderr.splitlines()[-1].endswith("; the same command begins again at step 0")
     assert "Traceback" not in full.stderr
+    assert not [path for path in (place / "tuned").rglob("*") if path.is_file()], "a cut file fills the disk"
     again = subprocess.run([sys.executable, "-m", "minigpt", *words], capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
+
+
+def whole_checkpoint(folder: Path, step: int) -> Path:
+    """The files of a checkpoint by their names, with few values in them."""
+    place = folder / f"checkpoint-{step}"
+    place.mkdir(parents=True)
+    for name in ("weights.pt", "optimizer.pt", "rng_state.pth"):
+        torch.save({"a": torch.arange(1000.0)}, place / name)
+    (place / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return place
+
+
+def cut(place: Path) -> None:
+    (place / "trainer_state.json").unlink()
+
+
+def torn(place: Path) -> None:
+    (place / "trainer_state.json").write_text('{"global_st')
+
+
+def halved(place: Path) -> None:
+    (place / "weights.pt").write_bytes((place / "weights.pt").read_bytes()[:1000])
+
+
+def flipped(place: Path) -> None:
+    data = bytearray((place / "optimizer.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (place / "optimizer.pt").write_bytes(data)
+
+
+def emptied(place: Path) -> None:
+    (place / "weights.pt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(cut, "was cut short"), (torn, "damaged trainer_state.json"), (halved, "damaged weights.pt"),
+     (flipped, "damaged optimizer.pt"), (emptied, "no weights.pt")],
+)  # fmt: skip
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any, words: str
+) -> None:
+    run = tmp_path / "run"
+    older, newer = whole_checkpoint(run, 4), whole_checkpoint(run, 12)
+    assert resumable_step(run, 20) == 12
+    assert resumable_step(run, 12) == 4, "Trainer would add a step to one of the last step"
+    note_damaged(run, 20)
+    assert caplog.messages == []
+    damage(newer)
+    assert resumable_step(run, 20) == 4
+    note_damaged(run, 20)
+    remove_cut(tmp_path)
+    assert newer.exists() == (damage is not cut)
+    damage(older)
+    assert resumable_step(run, 20) is None
+    note_damaged(run, 20)
+    assert re.search(f"checkpoint-12 .*{words}, so the run goes on from step 4$", caplog.messages[0])
+    assert re.search(f"checkpoint-4 .*{words}, so the run begins again at step 0$", caplog.messages[-1])
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [pytest.param("torch.save", marks=pytest.mark.thorough), "transformers.trainer_callback.TrainerState.save_to_json"],
+)
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """With one before it, which the sentence names."""
+    module, _, name = fails.rpartition(".")
+    write, calls = getattr(pkgutil.resolve_name(module), name), list[object]()
+
+    def full(*arguments: Any, **options: Any) -> None:
+        calls.append(arguments)
+        if "checkpoint-2" in str(arguments[1]):
+            Path(arguments[1]).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*arguments, **options)
+
+    monkeypatch.setattr(fails, full)
+    training = Training("text.txt", 3, batch_size=2, block_size=16, save_steps=1)
+    with pytest.raises(
+        CheckpointError, match="No space left on device; the same command goes on from the checkpoint of step 1"
+    ):
+        finetune(DEMO, training, place / "out")
+    assert calls
+    assert [path.name for path in place.glob("out/checkpoints/*/*")] == ["checkpoint-1"]
 
 
 def test_the_tokens_that_were_seen_are_counted(place: Path) -> None:

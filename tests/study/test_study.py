@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import reference, saved, tiny_bpe
 
 import minigpt
+from minigpt import NormError
 from minigpt.files import Lines
 from minigpt.study.run import run_study
 from minigpt.study.study import Study, cells_with, command, fingerprint_of, read_study
@@ -209,6 +211,32 @@ def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_train
     cells = Study(["demo"], ["rms"], sites=["*", "ln_f"], seeds=[0, 1], finetune=tuning).cells()
     assert [cell.recipe.norm for cell in cells] == [None] * 2 * 2 * 2 + ["rms"] * 2 * 2 * 2 * 2
     assert {cell.training.residual_loss for cell in cells if cell.recipe.norm is None and cell.training} == {0, 0.1}
+
+
+def test_a_site_that_one_of_two_models_lacks_is_refused_in_its_cell_alone(place: Path) -> None:
+    small = saved(reference(n_layer=1, vocab_size=300), place / "small")
+    tiny_bpe(300).save(str(small / "tokenizer.json"))
+    lists = 'norms = ["rms"]\nsites = ["h.1.ln_1", "ln_f"]\ndevice = "cpu"\n'
+    (place / "study.toml").write_text(f'models = ["{small}", "demo"]\n{lists}')
+    plan = read_study(place / "study.toml")
+    lacking = next(cell for cell in plan.cells() if cell.recipe.source == str(small))
+    (row,) = run_study(plan, place / "out", cells=[lacking])
+    assert row["outcome"] == "FAILED"
+    assert "no norm site matches 'h.1.ln_1'" in row["reason"]
+    (place / "study.toml").write_text(f'models = ["{small}"]\n{lists}')
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.1\.ln_1'"):
+        read_study(place / "study.toml")
+
+
+def test_a_schedule_that_one_of_two_models_lacks_is_refused_in_its_cell_alone(place: Path) -> None:
+    small = saved(reference(n_layer=1, vocab_size=300), place / "small")
+    tiny_bpe(300).save(str(small / "tokenizer.json"))
+    tuned = TUNED + 'schedule = "h.1.ln_1@2"\n'
+    (place / "study.toml").write_text(f'models = ["{small}", "demo"]\nnorms = ["rms"]\n{tuned}')
+    assert len(read_study(place / "study.toml").cells()) == 4
+    (place / "study.toml").write_text(f'models = ["{small}"]\nnorms = ["rms"]\n{tuned}')
+    with pytest.raises(NormError, match=r"no norm site matches 'h\.1\.ln_1'"):
+        read_study(place / "study.toml")
 
 
 def test_every_option_of_a_recipe_reaches_the_cell(place: Path) -> None:
