@@ -108,7 +108,6 @@ class Interrupts:
         """Wait for a signal, then end the process if it does not end by itself."""
         while number := os.read(reading, 1):
             if number[0] == signal.SIGINT and self.is_handling:  # a server has its own handler
-                self.came = True
                 time.sleep(PATIENCE)
                 self.end()
         os.close(reading)

@@ -1,6 +1,7 @@
 """Ctrl-C at any moment of any command: status 130 within a second, no traceback, and nothing is left."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SECONDS = 1.0
-PATIENCE = 10.0  # for a machine that is busy with other tests
+PATIENCE = 5.0  # for a machine that is busy with other tests
 AT_AN_IMPORT = """
 import os, signal, sys
 class Interrupting:
@@ -96,7 +97,8 @@ def test_an_interrupt_of_an_import_has_no_traceback(module: str, words: list[str
     }
     ended = run(AT_AN_IMPORT.format(module=module), *words, *options.get(words[0], ()))
     continues = "stopped; the same command continues\n" if words[0] in options else ""
-    assert (ended.returncode, ended.stderr) == (130, continues)
+    said = re.sub(r"^\d+ s, \d+%: .*\n", "", ended.stderr, flags=re.M)  # a busy machine takes long until then
+    assert (ended.returncode, said) == (130, continues)
 
 
 @pytest.mark.parametrize("code", [IN_A_DESTRUCTOR, RAISED_ANEW], ids=["in a destructor", "raised anew"])
