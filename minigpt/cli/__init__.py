@@ -40,7 +40,7 @@ def main() -> None:
     try:
         from minigpt.cli.commands import run
 
-        run(words)
+        run(words, interrupts)
     except BaseException as error:
         if interrupts.came:  # whatever has become of its KeyboardInterrupt
             interrupts.end_after_cleaning()

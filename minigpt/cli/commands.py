@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from minigpt.cli import COMMANDS
+from minigpt.cli.interrupt import Interrupts
 from minigpt.cli.options import add, option, with_values
 from minigpt.cli.output import PULSE
 from minigpt.errors import MiniGPTError, is_about_memory
@@ -42,7 +43,7 @@ for _name in COMMANDS:
         add(app, _command)
 
 
-def run(words: list[str]) -> None:
+def run(words: list[str], interrupts: Interrupts) -> None:
     """Run the command of these words and exit.
 
     Raises:
@@ -58,7 +59,7 @@ def run(words: list[str]) -> None:
         _guard_exit()
     try:
         with nullcontext() if words[0] == "serve" else PULSE.beating():
-            status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
+            status = _status_of(with_values(words), interrupts)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -81,6 +82,15 @@ def run(words: list[str]) -> None:
     except OSError as error:
         _drop_output()
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+
+
+def _status_of(words: list[str], interrupts: Interrupts) -> Any:
+    try:
+        return app(words, prog_name="minigpt", standalone_mode=False)
+    except Exception as error:
+        if interrupts.came:  # somebody has made this of it
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _guard_exit() -> None:

@@ -49,7 +49,7 @@ class Dying:
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):
             pass
-def run(words):
+def run(*_):
     Dying()
     import time
     time.sleep(60)
@@ -59,14 +59,15 @@ main()
 RAISED_ANEW = """
 import os, signal, sys
 from minigpt.cli import commands, main
-def run(words):
+from minigpt.errors import CheckpointError
+def app(*words, **options):
     try:
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):
             pass
     except KeyboardInterrupt as error:
-        raise ModuleNotFoundError("Could not import module 'GPT2LMHeadModel'") from error
-commands.run = run
+        raise CheckpointError("Could not import module 'GPT2LMHeadModel'") from error
+commands.app = app
 main()
 """
 
