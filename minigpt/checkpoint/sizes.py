@@ -70,24 +70,30 @@ def check_config(place: Path) -> None:
     if name := next(_not_numbers(fields), None):
         raise ConfigError(f"{path}: {name} is NaN; give its number, or leave it out")
     headers = read_headers(place)
-    text = fields.get("text_config")
-    for part in (fields, text if isinstance(text, dict) else {}):
-        for name in (*SIZES, *LAYERS, *POSITIONS, *PARTS):
-            for size in _listed(part.get(name)):
-                if not (SIZE.fits(size) or (name in PARTS and size == 0 and type(size) is int)):
-                    raise ConfigError(f"{path}: {name} must be {SIZE.words}, got {size!r:.200}")
+    _check_fields(path, fields, headers)
+    if isinstance(text := fields.get("text_config"), dict):
+        _check_fields(path, text, headers)
+
+
+def _check_fields(path: Path, fields: Mapping[str, Any], headers: Headers) -> None:
+    for name in (*SIZES, *LAYERS, *POSITIONS, *PARTS):
+        for size in _listed(fields.get(name)):
+            is_none = name in PARTS and type(size) is int and size == 0
+            if not (is_none or SIZE.fits(size)):
+                raise ConfigError(f"{path}: {name} must be {SIZE.words}, got {size!r:.200}")
+            if headers.tensors and name not in POSITIONS:
                 _check_size(path, name, size, headers)
-        for name in AMOUNTS:
-            if not all(AMOUNT.fits(amount) for amount in _listed(part.get(name))):
-                raise ConfigError(f"{path}: {name} must be {AMOUNT.words}, got {part[name]!r:.200}")
+    for name in AMOUNTS:
+        for amount in _listed(fields.get(name)):
+            if not AMOUNT.fits(amount):
+                raise ConfigError(f"{path}: {name} must be {AMOUNT.words}, got {amount!r:.200}")
 
 
 def _check_size(path: Path, name: str, size: int, headers: Headers) -> None:
-    if not headers.tensors or name in POSITIONS:
-        return
-    most = headers.tensors if name in LAYERS else PACKED * headers.longest
+    most, has = PACKED * headers.longest, f"no tensor longer than {headers.longest:,}"
+    if name in LAYERS:
+        most, has = headers.tensors, f"{headers.tensors:,} tensors"
     if size > most:
-        has = f"{headers.tensors:,} tensors" if name in LAYERS else f"no tensor longer than {headers.longest:,}"
         raise ConfigError(f"{path}: {name} is {size:,}, and the files of weights have {has}")
 
 
@@ -100,8 +106,10 @@ def check_memory(place: Path, model: nn.Module, is_quantized: bool) -> None:
     Raises:
         CheckpointError: if it needs many more.
     """
-    held = read_headers(place).values
-    most = max(SMALL, held * (PACKED if is_quantized else SPARE))
+    held, times = read_headers(place).values, SPARE
+    if is_quantized:
+        times = PACKED
+    most = max(SMALL, held * times)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     buffers = sum(buffer.numel() for buffer in model.buffers())  # as tables of angles, which no file holds
     for needed, what in ((parameters, "values"), (buffers, "values of tables for its positions")):
@@ -113,7 +121,9 @@ def _listed(value: Any) -> list[Any]:
     """Return the values of a field that may be null, one for all layers, or a list of one for each."""
     if value is None:
         return []
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def _not_numbers(fields: Mapping[str, Any]) -> Iterator[str]:
