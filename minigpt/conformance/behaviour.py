@@ -19,7 +19,7 @@ from minigpt.errors import NormError
 BEHAVIOUR_CASES: list[Case] = []
 EXACTLY = "the numbers must be the same: nothing is rounded"
 CALLS = 20  # more than a small cache is long
-FLOAT32_WEIGHTS = "float32 weights"
+MIXED_PRECISION = "mixed precision"
 BY_ORDER = "that of the same gradient by itself, since rounding may differ from call to call"
 
 
@@ -268,9 +268,9 @@ def autocast(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case(
-    FLOAT32_WEIGHTS, "the bound of the input's dtype; a LayerNorm's result has this dtype, as torch.nn.LayerNorm's has"
+    MIXED_PRECISION, "the bound of the input's dtype; a LayerNorm's result has this dtype, as torch.nn.LayerNorm's has"
 )
-def float32_weights(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def mixed_precision(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
     """Rows of 16 bits meet a scale and a shift in float32, as in a model under mixed precision."""
     if dtype not in HALVES:
         raise Unsupported("the case is about rows of 16 bits")

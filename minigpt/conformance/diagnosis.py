@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 from minigpt.conformance import backward, probes
-from minigpt.conformance.behaviour import FLOAT32_WEIGHTS
+from minigpt.conformance.behaviour import MIXED_PRECISION
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.cases import RANKS
 from minigpt.conformance.found import (
@@ -127,7 +127,7 @@ def _raised(results: Results, mistakes: Mistakes) -> Mistakes:
 
 def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
     """Return True for gradients that raise after another mistake, and for another dtype out after one at this dtype."""
-    if case.value == FLOAT32_WEIGHTS:
+    if case.value == MIXED_PRECISION:
         explained = set[str]().union(*(dtypes or DTYPES for _, dtypes in mistakes))
         return at <= explained
     return bool(mistakes) and case.group in ("gradients", "compile")

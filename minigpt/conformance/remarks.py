@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.conformance.behaviour import FLOAT32_WEIGHTS
+from minigpt.conformance.behaviour import MIXED_PRECISION
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.mistakes import true_norm
 from minigpt.conformance.probes import ask, distance
@@ -36,7 +36,7 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     if any("float32" in case.failed_at for case in results):
         return sentences
     of_cases: list[tuple[str, Callable[[Subject], list[str]]]] = [
-        (FLOAT32_WEIGHTS, float32_weights),
+        (MIXED_PRECISION, mixed_precision),
         (HUGE_VALUES.name, overflow),
         (CONSTANT.name, constant_rows),
         (str(WIDE), growth),
@@ -50,7 +50,7 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
 
 
 @torch.no_grad()
-def float32_weights(subject: Subject) -> list[str]:
+def mixed_precision(subject: Subject) -> list[str]:
     """Return a sentence if 16-bit rows with float32 weights are refused, or come out in another dtype."""
     norm = subject.candidate()
     for dtype in HALVES:

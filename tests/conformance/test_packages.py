@@ -13,12 +13,12 @@ from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
 from minigpt import LayerNorm
 from minigpt.conformance import ConformanceReport, check_norm
-from minigpt.conformance.behaviour import FLOAT32_WEIGHTS
+from minigpt.conformance.behaviour import MIXED_PRECISION
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 HALVES = {"bfloat16", "float16"}
-FEW = ["ordinary rows", "massive*", "mean far*", "roundings", "no bias", FLOAT32_WEIGHTS]
+FEW = ["ordinary rows", "massive*", "mean far*", "roundings", "no bias", MIXED_PRECISION]
 WIDE = ["ordinary rows", "constant rows", "width 768", "width 4096"]
 
 
@@ -205,29 +205,29 @@ def test_a_norm_that_raises_at_one_dtype_and_is_wrong_at_another_is_told_both() 
 # --- 16-bit rows and float32 weights ---
 
 
-def test_the_dtype_of_16_bit_rows_with_float32_weights_is_judged_as_pytorchs() -> None:
+def test_the_dtype_of_16_bit_rows_with_mixed_precision_is_judged_as_pytorchs() -> None:
     x = torch.randn(2, 64, dtype=torch.bfloat16)
     assert nn.LayerNorm(64)(x).dtype == torch.bfloat16
     with pytest.raises(RuntimeError, match="dtype"):  # what breaks: the next layer
         nn.Linear(64, 64, dtype=torch.bfloat16)(packages.norm_of(packages.flax)(64)(x))
-    report = check("fused", FLOAT32_WEIGHTS)
+    report = check("fused", MIXED_PRECISION)
     assert report.dtypes == {"bfloat16": True, "float16": True}
     assert report.cases[0].outcomes["bfloat16"].note == "comes out in bfloat16"
-    report = check(packages.norm_of(packages.flax), ["ordinary rows", FLOAT32_WEIGHTS])
+    report = check(packages.norm_of(packages.flax), ["ordinary rows", MIXED_PRECISION])
     assert failed_at(report) == HALVES
     assert "a layer of bfloat16 weights refuses" in report.diagnoses[0]
 
 
 def test_an_rms_norm_that_returns_float32_as_llamas_does_passes_with_a_note() -> None:
-    report = check(LlamaRMSNorm, ["ordinary rows", FLOAT32_WEIGHTS], kind="rms_norm")
+    report = check(LlamaRMSNorm, ["ordinary rows", MIXED_PRECISION], kind="rms_norm")
     assert failed_at(report) <= {"float64"}
     assert "bfloat16 rows with a float32 scale come out in float32, as with Llama's norms in transformers" in str(
         report
     )
 
 
-def test_a_norm_that_refuses_float32_weights_is_not_judged_there_and_says_so() -> None:
+def test_a_norm_that_refuses_mixed_precision_is_not_judged_there_and_says_so() -> None:
     refuses = sabotages.raises("expected scalar type BFloat16", lambda n, x: x.dtype != n.weight.dtype)
-    report = check(packages.norm_of(refuses), ["ordinary rows", FLOAT32_WEIGHTS])
+    report = check(packages.norm_of(refuses), ["ordinary rows", MIXED_PRECISION])
     assert report.passed
     assert any(note.startswith("it refuses bfloat16 rows with a float32 scale and shift") for note in report.notes)
