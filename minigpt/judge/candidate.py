@@ -16,7 +16,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from minigpt.device import HALVES, dtype_name
+from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.engine.reader import Reader
 from minigpt.errors import RAISED, CheckpointError, ConfigError, NormError, listing
 from minigpt.files import require_file
@@ -24,7 +24,7 @@ from minigpt.generation import generate
 from minigpt.host import Shape, hooked, host_of, is_compiled, norm_site, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import Scored, window_losses
-from minigpt.judge.reference import Recorder, arguments_of, batches, reader_of
+from minigpt.judge.reference import Recorder, arguments_of, batches, reader_of, tensors_of
 from minigpt.judge.truth import Sample, Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -252,7 +252,7 @@ class ModuleCandidate(Candidate):
                 "The logits of whole texts are the compiled model's; the rest is computed without torch.compile."
             )
         self.prefix = prefix_of(module, [*truth.sites, *truth.blocks])
-        self.notes += self._roundings()
+        self.notes += [*self._roundings(), *self._casts()]
 
     @property
     def root(self) -> nn.Module:
@@ -273,6 +273,24 @@ class ModuleCandidate(Candidate):
             f"at {'every site' if len(places) == len(self.truth.norms) else listing(places)} a row is {ROUNDS[here]}; "
             f"in the original it is {ROUNDS[before]}"
             for (here, before), places in sites.items()
+        ]
+
+    def _casts(self) -> list[str]:
+        """Return a sentence if tensors are narrower than transformers keeps them, as after ``model.to(dtype)``."""
+        if self.prefix is None:
+            return []
+        narrower, tensors = [], tensors_of(self.module)
+        for name, kept in self.truth.kept.items():
+            here = tensors.get(self.prefix + name)
+            if here is None or not here.is_floating_point():
+                continue
+            if torch.finfo(here.dtype).eps > torch.finfo(DTYPES[kept]).eps:
+                narrower.append(name)
+        if not narrower:
+            return []
+        return [
+            f"from_pretrained(dtype=) keeps {listing(narrower)} in a wider dtype than this model has them; a cast of "
+            "the whole model, as by model.to(dtype), rounds them"
         ]
 
     @contextlib.contextmanager
@@ -304,7 +322,8 @@ class ModuleCandidate(Candidate):
         if self.prefix is None:
             return None
         with self.naming():
-            return gradients_of(self.module, gradient_texts(self.truth), self.truth.embedding, self.prefix)
+            texts, norms = gradient_texts(self.truth), self.truth.sites
+            return gradients_of(self.module, texts, self.truth.embedding, self.prefix, norms)
 
     def decode(self) -> list[Float[Tensor, "new vocab"]] | None:
         if not self.reads_tokens:
@@ -375,8 +394,10 @@ class HostCandidate(ModuleCandidate):
                 )
         norms = host_of(model).norms()
         self.sites = ("*",) if recipe is None else tuple(recipe.sites)
-        self.swapped = list(swapped) or match_sites(model, self.sites)
-        self.norm = norm_title(recipe, [norms[site] for site in self.swapped])
+        self.swapped = list(swapped)
+        if norms and not self.swapped:
+            self.swapped = match_sites(model, self.sites)
+        self.norm = norm_title(recipe, [norms[site] for site in self.swapped]) or self.norm
         self.quantize = getattr(model, "quantize", None)
         self.center = recipe is not None and recipe.center
         kinds = [truth.norms[site].kind if site in truth.norms else "other" for site in self.swapped]

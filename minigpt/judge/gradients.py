@@ -3,8 +3,11 @@
 T tokens, V vocabulary, C embedding.
 """
 
+import contextlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,55 +15,154 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from minigpt.errors import GenerationError
+from minigpt.errors import ConfigError, GenerationError, NormError, listing
 from minigpt.host import hooked, uncompiled
+from minigpt.norms.foreign.construct import title
+from minigpt.norms.foreign.locate import last_line
 from minigpt.report.fields import GradientError, noise_ratio
 
 EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added
 
 
 def gradients_of(
-    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str, prefix: str = ""
+    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str, prefix: str = "", norms: Sequence[str] = ()
 ) -> dict[str, Tensor]:
     """Return the gradient of the mean loss of all tokens of the texts, by Parameter.
 
-    ``inputs_embeds`` is the embedded input, (tokens of all texts, C). The model's own gradients are left as they are.
+    ``inputs_embeds`` is the embedded input, (tokens of all texts, C); it is missing if the model embeds tokens
+    elsewhere. The model's own gradients are left as they are.
 
     Args:
         model: computes logits of ids, or an object with ``logits``.
         embedding: the path of the token embedding, behind ``prefix``.
         prefix: what its Parameters' names begin with, beside the checkpoint's.
+        norms: the paths of its norms, behind ``prefix``, which an error may name.
 
     Raises:
         GenerationError: if no text has two tokens.
+        ConfigError: if Parameters are on several devices, or have no values here.
+        NormError: if no gradient reaches the embedded input, where the message names the norms that pass none, or
+            PyTorch cannot compute gradients of what the model does.
     """
-    parameters = {
-        uncompiled(name): parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()
-    }
     texts = [ids for ids in texts if ids.shape[1] > 1]
     if not texts:
         raise GenerationError("gradients need a loss, but no text has two tokens")
+    parameters = trainable(model, texts[0].device)
     tokens, embedded = sum(ids.shape[1] - 1 for ids in texts), []
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    were_trained = {name: parameter.requires_grad for name, parameter in parameters.items()}
     inputs: list[Any] = []
     hook = model.get_submodule(prefix + embedding).register_forward_hook(lambda _, __, output: inputs.append(output))
+    problem = None
     try:
-        for parameter in parameters.values():
-            parameter.requires_grad_(True)
-        with torch.enable_grad(), hooked(model):
+        with training(parameters.values()), hooked(model):
             for ids in texts:
                 inputs.clear()
                 loss = _loss(model, ids) / tokens
-                gradients = torch.autograd.grad(loss, [*parameters.values(), inputs[0]], allow_unused=True)
-                embedded.append(gradients[-1][0])  # (T, C)
-                for total, gradient in zip(sums.values(), gradients[:-1], strict=True):
+                if not loss.requires_grad:
+                    problem = "the model computes its logits without gradients, as under torch.no_grad"
+                    break
+                watched = [*parameters.values(), *inputs[:1]]
+                gradients = torch.autograd.grad(loss, watched, allow_unused=True)
+                for total, gradient in zip(sums.values(), gradients, strict=False):
                     total += 0 if gradient is None else gradient
+                if not inputs:
+                    continue
+                if gradients[-1] is None:
+                    problem = "no gradient of the loss reaches the embedded input"
+                    break
+                embedded.append(gradients[-1][0])  # (T, C)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # tensors are of inference mode, or changed in place
+        problem = last_line(error)
     finally:
         hook.remove()
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(were_trained[name])
-    return {name.removeprefix(prefix): total for name, total in sums.items()} | {EMBEDDED: torch.cat(embedded)}
+    if problem is not None:
+        blocking = blocking_norms(model, texts[0], [prefix + norm for norm in norms])
+        raise NormError(_why_not(problem, {path.removeprefix(prefix): norm for path, norm in blocking.items()}))
+    of_parameters = {name.removeprefix(prefix): total for name, total in sums.items()}
+    return of_parameters | ({EMBEDDED: torch.cat(embedded)} if embedded else {})
+
+
+def trainable(model: nn.Module, device: torch.device) -> dict[str, nn.Parameter]:
+    """Return the Parameters that may have a gradient, by the names that they have without ``torch.compile``.
+
+    Raises:
+        ConfigError: if some are not on this device.
+    """
+    parameters = {}
+    elsewhere = defaultdict[str, list[str]](list)
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            continue
+        parameters[uncompiled(name)] = parameter
+        if parameter.device != device:
+            elsewhere[str(parameter.device)].append(uncompiled(name))
+    for where, names in elsewhere.items():
+        place = "offloaded" if where == "meta" else f"on {where}"
+        raise ConfigError(
+            f"need all Parameters on {device}, and {listing(names)} of this model are {place}; load it without "
+            "device_map to compare them",
+            argument="gradients",
+        )
+    return parameters
+
+
+@contextlib.contextmanager
+def training(parameters: Collection[nn.Parameter]) -> Iterator[None]:
+    """Compute gradients for these Parameters in the block."""
+    before = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter, was_trained in zip(parameters, before, strict=True):
+            parameter.requires_grad_(was_trained)
+
+
+def blocking_norms(model: nn.Module, ids: Int[Tensor, "1 seq"], norms: Sequence[str]) -> dict[str, nn.Module]:
+    """Return the norms of a model that pass no gradient to their input, by path."""
+    blocking: dict[str, nn.Module] = {}
+    hooks = []
+    for path in norms:
+        hook = partial(_keep_blocking, blocking, path)
+        hooks.append(model.get_submodule(path).register_forward_hook(hook))
+    try:
+        with hooked(model):
+            model(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return blocking
+
+
+def _keep_blocking(
+    blocking: dict[str, nn.Module], path: str, norm: nn.Module, args: tuple[Any, ...], _output: Any
+) -> None:
+    """Keep a norm, as a hook of it, if it passes no gradient to its input."""
+    if not args:
+        return
+    with torch.inference_mode(False), torch.enable_grad():  # also where the model is in neither
+        x = args[0].detach().clone().requires_grad_(True)
+        y = norm.forward(x.clone())  # which may be changed in place
+        gradient = None
+        if isinstance(y, Tensor) and y.requires_grad:
+            gradient = torch.autograd.grad(y.sum(), x, allow_unused=True)[0]
+    if gradient is None:
+        blocking[path] = norm
+
+
+def _why_not(problem: str, blocking: Mapping[str, nn.Module]) -> str:
+    """Return in one sentence why gradients cannot be compared."""
+    if not blocking:
+        return f"the gradients cannot be compared: {problem}"
+    kinds = sorted({title(norm) for norm in blocking.values()})
+    return (
+        f"{listing(kinds)} passes no gradient to its input at {listing(blocking)}, so gradients cannot be compared; "
+        "a torch.no_grad, an inference mode or a detach in it is the usual cause"
+    )
 
 
 def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:

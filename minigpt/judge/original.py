@@ -1,7 +1,7 @@
 """The original, read once, and candidates held against it: ``minigpt.Original`` and ``minigpt.parity``."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,9 +12,10 @@ from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.candidate import FileCandidate, candidate_of, gradient_texts
 from minigpt.judge.door import architecture_of, open_source, state_of, unchanged
+from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
 from minigpt.judge.gradients import gradients_of, relative_error
 from minigpt.judge.measures import Distance, RowDistance
-from minigpt.judge.perplexity import file_ids, window_losses
+from minigpt.judge.perplexity import file_ids, window_losses, windows_of
 from minigpt.judge.prompts import Prompts, built_in_windows, default_prompts, file_windows, read_prompts
 from minigpt.judge.reference import Recorder, Reference, judging, milliseconds
 from minigpt.judge.rules import decide, parse_budget
@@ -96,16 +97,35 @@ class Original(Truth):
         elif prompts is None:
             self.windows = built_in_windows(chosen, config, opened.weights)
         with judging(), unchanged(place):
-            say(f"transformers at {dtype_name(self.dtype)}")
-            rounded = _read_rounded(self, chosen.ids, max_new_tokens, gradients)
-            if architecture_of(place) is None:
-                say("minigpt in reference arithmetic")
-                _read_ours(self, rounded.logits)
-            say("transformers in float64")
-            _read_exact(self, rounded)
+            overflow = None
+            try:
+                self._read(chosen.ids, max_new_tokens, gradients, say)
+            except NotFiniteError as error:
+                overflow = error.overflow
+            if overflow is not None:  # the model that overflowed is freed here
+                raise explain(self, overflow, lambda reference: _gradients(reference, self))
         self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
+        self._require_low_floors()
+
+    def _read(self, prompts: list[list[int]], most: int, gradients: bool, say: Callable[[str], None]) -> None:
+        """Read the original, with one model in memory at a time."""
+        say(f"transformers at {dtype_name(self.dtype)}")
+        rounded = _read_rounded(self, prompts, most, gradients)
+        if architecture_of(self.place) is None:
+            say("minigpt in reference arithmetic")
+            _read_ours(self, rounded.logits)
+        say("transformers in float64")
+        _read_exact(self, rounded)
+
+    def _require_low_floors(self) -> None:
+        """Check that transformers at the dtype is near enough to its float64 self.
+
+        Raises:
+            MiniGPTError: if it is not, or the distance is not finite.
+        """
         for floor, way in ((self.noise_floor, ""), (self.decoding_floor, ", token by token,")):
-            if floor.rms > MOST_FLOOR[self.dtype] * floor.scale:
+            most = MOST_FLOOR[self.dtype] * floor.scale
+            if not floor.rms <= most:  # written so that NaN is refused
                 raise MiniGPTError(
                     f"transformers at {dtype_name(self.dtype)}{way} is {brief(floor.rms)} from itself in float64, on "
                     f"logits of scale {brief(floor.scale)}, so it cannot be the reference; update transformers, or try "
@@ -118,9 +138,11 @@ class Original(Truth):
 
         Raises:
             CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
+            MiniGPTError: if the noise floor in it is not finite, or too high to judge by.
         """
         self = cls.__new__(cls)
         self.__dict__ |= vars(load_truth(file, device)) | {"files": None}
+        self._require_low_floors()
         return self
 
     def judge(
@@ -218,29 +240,60 @@ def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: 
     reference = Reference(truth.place, attention=truth.attention, dtype=truth.dtype, device=truth.device)
     host = reference.host
     truth.attention = reference.model.config._attn_implementation
+    truth.kept = reference.kept(truth.dtype)
     truth.prompts, decoded = reference.write(prompts, most, truth.config.eos_token_ids)
-    room, logits, outputs = MOST_STREAM // (len(host.sites) * truth.config.n_embd), list[Tensor](), []
-    with Recorder(host.root, [*host.sites, *host.blocks]) as recorder:
-        for sample in truth.prompts:
+    places, logits, outputs = [*host.sites, *host.blocks], list[Tensor](), []
+    room = MOST_STREAM // max(1, len(host.sites) * truth.config.n_embd)
+    with Recorder(host.root, places) as recorder:
+        for number, sample in enumerate(truth.prompts):
             logits.append(reference(truth.tensor(sample.ids))[0])
+            require_finite(f"the outputs of prompt {number}", sample.ids, [logits[-1], *recorder.outputs.values()])
+            require_finite(f"the logits of prompt {number}, token by token,", sample.ids, [decoded[number]])
             room -= len(sample.ids)
             outputs.append({place: y[0] for place, y in recorder.outputs.items()} if room >= 0 else {})
         order = list(recorder.outputs)
     truth.sites = [place for place in order if place in host.sites]
     truth.blocks = [place for place in order if place in host.blocks]
     truth.noise, truth.embedding = dict.fromkeys(order, 0.0), host.embedding
-    for sample in truth.windows:
+    for number, sample in enumerate(truth.windows):
         logits.append(reference(truth.tensor(sample.ids))[0, sample.compared].clone())
+        require_finite(f"the logits of window {number}", sample.ids, logits[-1:])
     if not reference.is_gpt2:
-        truth.losses = [(row.tokens, row.loss) for row in window_losses(reference.model, truth.text_ids)]
+        truth.losses = _losses(truth, reference.model)
     truth.reference_ms = milliseconds(lambda: reference(truth.tensor(truth.longest.ids)), truth.device)
-    return Rounded(logits, outputs, decoded, _gradients(reference, truth) if gradients else {})
+    computed = _gradients(reference, truth) if gradients else {}
+    require_finite_gradients(computed)
+    return Rounded(logits, outputs, decoded, computed)
+
+
+def _losses(truth: Truth, model: nn.Module) -> list[Sequence[float]]:
+    """Return tokens and loss of each window of the whole text file.
+
+    Raises:
+        NotFiniteError: if a window's logits hold NaN.
+    """
+    losses = list[Sequence[float]]()
+    windows = windows_of(len(truth.text_ids), truth.config.window)
+    for number, (row, window) in enumerate(zip(window_losses(model, truth.text_ids), windows, strict=True)):
+        start, _, end = window
+        require_finite(f"the logits of window {number}", truth.text_ids[start:end], [torch.tensor(row.loss)])
+        losses.append((row.tokens, row.loss))
+    return losses
 
 
 def _gradients(reference: Reference, truth: Truth) -> dict[str, Tensor]:
+    """Return the gradients that transformers computes, by Parameter.
+
+    Raises:
+        MiniGPTError: if it can compute none.
+    """
     host = reference.host
-    with reference.exactly():
-        return gradients_of(host.model, gradient_texts(truth), host.embedding, host.prefix)
+    try:
+        with reference.exactly():
+            return gradients_of(host.model, gradient_texts(truth), host.embedding, host.prefix, host.sites)
+    except NormError as error:
+        name = type(host.model).__name__
+        raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error
 
 
 def _read_ours(truth: Truth, logits: list[Tensor]) -> None:
@@ -252,7 +305,7 @@ def _read_ours(truth: Truth, logits: list[Tensor]) -> None:
     model = recipe.open()[0]
     for sample, reference_logits in zip(truth.prompts, logits, strict=False):
         truth.bitwise_error.add(model(truth.tensor(sample.ids))[0], reference_logits)
-    truth.losses = [(row.tokens, row.loss) for row in window_losses(model, truth.text_ids)]
+    truth.losses = _losses(truth, model)
 
 
 def _read_exact(truth: Truth, rounded: Rounded) -> None:
@@ -375,9 +428,12 @@ def _part_of(progress: Progress | None, begin: float, share: float) -> Progress 
 
 def _options_of(candidate: Any) -> dict[str, Any]:
     """Return the device, the dtype and the attention of a model that the caller holds."""
-    first = next(candidate.parameters(), None) if isinstance(candidate, nn.Module) else None
-    options = {name: getattr(first, name, None) for name in ("device", "dtype")}
-    options["attention"] = getattr(candidate, "attention", None)
+    options = {"attention": getattr(candidate, "attention", None)}
+    parameters = candidate.parameters() if isinstance(candidate, nn.Module) else ()
+    for parameter in parameters:
+        if parameter.is_floating_point() and not parameter.is_meta:  # neither quantized nor offloaded
+            options |= {"device": parameter.device, "dtype": parameter.dtype}
+            break
     return {name: value for name, value in options.items() if isinstance(value, str | torch.device | torch.dtype)}
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from minigpt.device import Progress
+from minigpt.device import Progress, dtype_name
 from minigpt.engine import reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
@@ -94,7 +95,7 @@ def perplexity(
 
     Raises:
         GenerationError: if the text has fewer than two tokens or one that the model has no embedding for, ``window`` or
-            ``stride`` is out of range, or the checkpoint has no beginning-of-text token.
+            ``stride`` is out of range, the checkpoint has no beginning-of-text token, or the model's logits are NaN.
     """
     return measure(model, tokenizer, text, stride, bos, window=window, progress=progress).perplexity
 
@@ -133,11 +134,33 @@ def measure(
             f"must be from 1 to {most:,}, a window's tokens of the text, got {stride}", argument="stride"
         )
     rows = window_losses(model, ids, stride, first, window=window, progress=progress)
+    require_numbers(name, rows, host_of(model).weight.dtype)
     scored, total = sum(row.tokens for row in rows), sum(row.loss for row in rows)
     return Perplexity(
         perplexity_of(total, scored), total / scored, len(ids), scored, len(rows), window,
         stride or window // 2, bos, rows,
     )  # fmt: skip
+
+
+def require_numbers(name: str, rows: Iterable[Scored], dtype: torch.dtype) -> None:
+    """Check that a model's predictions are numbers.
+
+    Args:
+        name: what an error calls the text.
+        dtype: of the model.
+
+    Raises:
+        GenerationError: if the loss of a window is NaN; the message names the window, and a dtype to take.
+    """
+    for number, row in enumerate(rows):
+        if not math.isnan(row.loss):
+            continue
+        advice = "its weights may hold NaN"
+        if dtype == torch.float16:
+            advice = "float16 ends at 65,504, so take bfloat16 or float32"
+        raise GenerationError(
+            f"the model's logits in window {number} of {name} are NaN at {dtype_name(dtype)}; {advice}"
+        )
 
 
 @torch.inference_mode()

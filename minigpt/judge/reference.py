@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.device import finish, full_products
+from minigpt.device import dtype_name, finish, full_products
 from minigpt.errors import CheckpointError, MiniGPTError, listing
-from minigpt.host import COMPILED, Float64, Shape, host_of
+from minigpt.host import COMPILED, Float64, Shape, host_of, uncompiled
 from minigpt.judge.door import (
     architecture_of,
     left_padded,
@@ -34,8 +34,8 @@ BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than f
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """Compute without gradients, with ``full_products``."""
-    with full_products(), torch.no_grad():
+    """Compute without gradients, with ``full_products``, and make tensors that may have gradients later."""
+    with full_products(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
@@ -90,9 +90,15 @@ def gpt2_of(place: Path, attention: str, dtype: torch.dtype, compute: torch.dtyp
 def other_model(
     place: Path, attention: str, dtype: torch.dtype, compute: torch.dtype, device: torch.device
 ) -> nn.Module:
-    """Return a model of another architecture, rounded to ``dtype``, which computes in ``compute``."""
+    """Return a model of another architecture, rounded to ``dtype``, which computes in ``compute``.
+
+    At ``dtype`` it is what ``from_pretrained`` gives, and nothing is cast: that keeps some tables in float32, such as
+    rotary frequencies and routers. In float64 it holds the same values.
+    """
     model: Any = load_with_transformers(place, attention=attention, dtype=dtype, device=device)
-    if compute == torch.float64 and hasattr(model, "set_experts_implementation"):
+    if compute == dtype:
+        return model
+    if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others know no float64
     return model.to(compute)
 
@@ -108,6 +114,14 @@ class Reference:
         self.model: Any = load(place, attention, dtype, compute or dtype, device)
         self.device, self.host, self.is_exact = device, host_of(self.model), compute == torch.float64
         self.shape = Shape.of(self.model.config)
+
+    def kept(self, dtype: torch.dtype) -> dict[str, str]:
+        """Return the dtypes of Parameters and buffers that transformers keeps in another one than ``dtype``."""
+        kept = {}
+        for name, tensor in tensors_of(self.model).items():
+            if tensor.is_floating_point() and tensor.dtype != dtype:
+                kept[name.removeprefix(self.host.prefix)] = dtype_name(tensor.dtype)
+        return kept
 
     @contextlib.contextmanager
     def exactly(self) -> Iterator[None]:
@@ -153,6 +167,14 @@ class Reference:
                 samples[i] = Sample.whole(prompts[i] + written, len(prompts[i]))
                 logits[i] = row[: len(written)].clone()
         return samples, logits
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the Parameters and buffers of a model, by the names that they have without ``torch.compile``."""
+    tensors = {}
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        tensors[uncompiled(name)] = tensor
+    return tensors
 
 
 def arguments_of(model: Any) -> Collection[str]:

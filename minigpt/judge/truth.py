@@ -27,6 +27,7 @@ VERSION = 5  # of the file
 PLAIN = (  # fields that JSON holds as they are
     "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
     "blocks", "embedding", "noise", "gradient_noise", "reference_ms", "position_noise",
+    "kept",
 )  # fmt: skip
 DISTANCES = ("noise_floor", "decoding_floor", "bitwise_error")
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
@@ -131,6 +132,7 @@ class Truth:
             prompts, on tokens read one by one, on each window.
         position_noise: the largest RMS error of transformers at a position of a text.
         bitwise_error: how far minigpt in reference arithmetic is from transformers.
+        kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
         gradients, gradient_noise: by Parameter; None if the caller did not ask for them.
         reference_ms: the time of one forward over the longest prompt.
     """
@@ -161,6 +163,7 @@ class Truth:
     bitwise_error: Distance = dataclasses.field(default_factory=Distance)
     window_floors: list[Distance] = dataclasses.field(default_factory=list)
     position_noise: float = 0.0
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor] | None = None
     gradient_noise: dict[str, float] = dataclasses.field(default_factory=dict)
     reference_ms: float = 0.0
@@ -185,8 +188,8 @@ class Truth:
         return torch.tensor(targets, dtype=torch.long, device=self.device)
 
     def text(self, ids: list[int]) -> str | None:
-        """Return the text of tokens, or None without a tokenizer."""
-        if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.vocab_size:
+        """Return the text of tokens; None without a tokenizer, or if one of them is padding of the vocabulary."""
+        if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.id_count:
             return None
         return self.tokenizer.decode(ids)
 

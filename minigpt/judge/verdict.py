@@ -108,7 +108,7 @@ class Judgement:
         require_on(candidate.norm, truth.device)
         lacking = {
             "norms and blocks": not measured.propagated,
-            "norms by themselves": bool(measured.propagated) and not measured.local,
+            "norms by themselves": bool(truth.sites and measured.propagated) and not measured.local,
             "tokens one by one": any(prompt.written for prompt in truth.prompts) and measured.decoded is None,
             "gradients": gradients and gradient_rows is None,
         }

@@ -100,3 +100,76 @@ def test_an_original_without_them_says_so(folder: Path) -> None:
     with pytest.raises(minigpt.ConfigError) as caught:
         plain.judge(norm="textbook", gradients=True)
     assert caught.value.argument == "gradients"
+
+
+# What passes no gradient
+
+
+class NoGradient(torch.nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(x)
+
+
+class OfInference(torch.nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return super().forward(x)
+
+
+class OfDetachedInput(torch.nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach())
+
+
+@pytest.mark.parametrize("norm", [NoGradient, OfInference, OfDetachedInput])
+def test_a_norm_that_passes_no_gradient_is_named(original: minigpt.Original, norm: Any) -> None:
+    with pytest.raises(minigpt.NormError) as caught:
+        original.judge(norm=norm)
+    sites = "h.0.ln_1, h.0.ln_2, h.1.ln_1, h.1.ln_2, ln_f"
+    assert str(caught.value).startswith(f"{norm.__name__} passes no gradient to its input at {sites}, so gradients")
+
+
+def test_one_site_without_gradients_fails(original: minigpt.Original) -> None:
+    report = original.judge(norm=NoGradient, sites="h.0.ln_1")
+    assert report.outcome == "FAIL"
+    assert "gradients" in report.reasons[0]
+
+
+class Wrapped(torch.nn.Module):
+    """A model that computes its logits under a context of its own."""
+
+    def __init__(self, model: Any, context: Any) -> None:
+        super().__init__()
+        self.transformer, self.lm_head, self.context = model.transformer, model.lm_head, context
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with self.context():
+            return self.lm_head(self.transformer(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_module_without_gradients_says_so(original: minigpt.Original, folder: Path, context: Any) -> None:
+    model = Wrapped(GPT2LMHeadModel.from_pretrained(folder).eval(), context)
+    if context is torch.enable_grad:
+        assert original.judge(model).passed
+        return
+    with pytest.raises(minigpt.NormError, match="the model computes its logits without gradients, as under"):
+        original.judge(model)
+    assert original.judge(model, gradients=False).passed
+
+
+def test_the_caller_may_be_in_inference_mode(folder: Path) -> None:
+    with torch.inference_mode():
+        options: dict[str, Any] = dict(prompts=PROMPTS, max_new_tokens=0, gradients=True, device="cpu")
+        assert minigpt.parity(folder, norm="textbook", **options).passed
+
+
+def test_gradients_of_an_offloaded_model_are_refused(original: minigpt.Original, folder: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert original.judge(model, gradients=False).passed
+    with pytest.raises(minigpt.ConfigError, match=r"^gradients need all Parameters on cpu, .* are offloaded") as caught:
+        original.judge(model)
+    assert caught.value.argument == "gradients"
