@@ -181,8 +181,10 @@ class Tokenizer:
         if token_id in self._added:
             return self._added[token_id].content.encode()
         token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None and 0 <= token_id < self.id_count:
+            return b""  # a gap of the vocabulary, which has no text in transformers either
         if token is None:
-            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.vocab_size}")
+            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.id_count} ids")
         if self._is_byte_level and all(
             character in _BYTE_OF for character in token
         ):  # else a plain text somebody added

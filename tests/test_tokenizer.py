@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from checkpoints import END_OF_TEXT, gpt2_vocabulary, tiny_bpe
+from checkpoints import END_OF_TEXT, gpt2_vocabulary, reference, saved, tiny_bpe
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
@@ -435,3 +435,46 @@ def test_a_meta_file_of_something_else_is_refused(meta: object, tmp_path: Path) 
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
     with pytest.raises(CheckpointError, match=r"must have a dict 'stoi'|is not read from a pickle"):
         Tokenizer.from_pretrained(tmp_path)
+
+
+# A vocabulary with a gap
+
+
+def with_gap(folder: Path) -> Path:
+    """A GPT-2 whose vocabulary has no token of the ids 10 to 19."""
+    tokenizer = json.loads(tiny_bpe().to_str())
+    vocabulary, added = tokenizer["model"]["vocab"], tokenizer["added_tokens"]
+    for token, number in vocabulary.items():
+        vocabulary[token] = number + 10 * (number >= 10)
+    for token in added:
+        token["id"] = vocabulary.get(token["content"], token["id"] + 10)
+    saved(reference(vocab_size=1 + max(vocabulary.values())), folder)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_an_id_of_a_gap_has_no_text(tmp_path: Path) -> None:
+    place = with_gap(tmp_path)
+    tokenizer = Tokenizer.from_pretrained(place)
+    hf_tokenizer = GPT2TokenizerFast(tokenizer_file=str(place / "tokenizer.json"))
+    ids = tokenizer.encode("gap")
+    assert tokenizer.vocab_size == tokenizer.id_count - 10
+    assert tokenizer.decode([12, *ids, 19]) == hf_tokenizer.decode([12, *ids, 19]) == "gap"
+    for outside in (-1, tokenizer.id_count):
+        with pytest.raises(GenerationError, match=f"outside the tokenizer's vocabulary of {tokenizer.id_count} ids"):
+            tokenizer.decode([outside])
+
+
+def test_a_vocabulary_with_a_gap_is_judged_served_and_written(tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    place = with_gap(tmp_path)
+    model, tokenizer = minigpt.Recipe(place, device="cpu").open()
+    assert tokenizer is not None
+    last = tokenizer.id_count - 1
+    report = minigpt.parity(place, norm="textbook", device="cpu", prompts=[[12, 30, last]], max_new_tokens=2)
+    assert report.passed
+    assert report.tokens.pieces[0] == "#12 "
+    assert report.tokens.pieces[2] == tokenizer.decode([last])
+    minigpt.serve.app({"gap": model}, tokenizer=tokenizer)
+    new = list(minigpt.stream(model, tokenizer, "gap", max_new_tokens=5, temperature=9.0, do_sample=True, seed=1))
+    assert isinstance("".join(new), str)

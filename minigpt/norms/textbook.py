@@ -74,5 +74,13 @@ class FusedLayerNorm(LayerNorm):
     """The same values as ``LayerNorm`` from one kernel that reads the input once; statistics in float32 or wider."""
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-        """Normalize ``x`` (..., *normalized_shape); same shape and dtype out."""
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        """Normalize ``x`` (..., *normalized_shape); same shape and dtype out.
+
+        Rows may have another dtype than the scale, as Mamba's float32 residual stream in a bfloat16 model. All are
+        widened then, and the output is rounded once.
+        """
+        if self.weight is None or self.weight.dtype == x.dtype:
+            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
+        weight, bias = self.weight.to(wide), None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)

@@ -17,7 +17,8 @@ WHY_MISSING = {
     "tokens one by one": "the candidate takes no cache of transformers, so it reads whole texts only",
     "gradients": "the candidate has none for the original's Parameters",
 }
-BUILT_IN = (
+BUILT_IN = "These figures depend on the text. The built-in texts are short; --text FILE decides on yours."
+BUILT_IN_OF_DEMO = (
     "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
     "so that a change shows; --text FILE decides on yours."
 )
@@ -33,6 +34,12 @@ MAPS = {
     "local_error": "Own error: a norm’s output, given the reference’s input",  # noqa: RUF001
     "propagated_error": "Error of its output in the running model",
 }
+
+
+def about_built_in(report: Report) -> str:
+    """Return a sentence on the built-in texts, which were written for the demo and which any other model reads too."""
+    original = report.get("against") or report["model"]
+    return BUILT_IN_OF_DEMO if original == "demo" else BUILT_IN
 
 
 class Number(NamedTuple):
@@ -140,7 +147,7 @@ def sentences(report: Report) -> list[str]:
         lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
     is_measured = "budget" in report or report["outcome"] == "DIFFERENT"
     if is_measured and report["built_in"] and text_file(report) is None:
-        lines.append(BUILT_IN)
+        lines.append(about_built_in(report))
     if not lines:
         parting = report["greedy"].get("first_divergence")
         greedy = "parts only where noise alone could part it" if parting else "agrees"
@@ -278,7 +285,8 @@ def notes_on(reports: Sequence[Report]) -> list[str]:
     broken = ((pair(report), report.get("bisect", {}).get("sites")) for report in reports)
     lines += [f"{name} is broken by {', '.join(sites)}" for name, sites in broken if sites]
     more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
-    texts = [BUILT_IN] if any(report["built_in"] and text_file(report) is None for report in reports) else []
+    built_in = [report for report in reports if report["built_in"] and text_file(report) is None]
+    texts = [*dict.fromkeys(map(about_built_in, built_in))][:1]
     return texts + lines[:MOST_REASONS] + more
 
 

@@ -66,8 +66,8 @@ def app(
     for name, model in models.items():
         check_gpt2(model)
         used = model.config.used_vocab_size or model.config.vocab_size
-        if tokenizer.vocab_size < used:
-            message = f"has {tokenizer.vocab_size} tokens, and model {name!r} has {used}"
+        if tokenizer.id_count < used:
+            message = f"has {tokenizer.id_count} ids, and model {name!r} has {used}"
             raise ConfigError(message, argument="tokenizer")
     endpoints = Endpoints(dict(models), tokenizer, Scheduler(models, max_batch, max_queue, draft))
     return build_app(endpoints, api_key, allowed_hosts, allowed_origins)

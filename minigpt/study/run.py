@@ -1,6 +1,5 @@
 """Run the cells of a study, here or on a Ray cluster, and keep a line of each."""
 
-import functools
 import json
 import math
 import re
@@ -76,7 +75,7 @@ def run_study(
                 lines.append(row)
                 done[row["fingerprint"]] = row
         finally:
-            original_of.cache_clear()
+            _last_original.clear()
     return [done[key] for key in chosen]
 
 
@@ -132,12 +131,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     if training is not None and recipe.dtype is None:
         recipe = replace(recipe, dtype="float32")
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', cell.settings()['norm'])[-60:]}-{key}"
-    progress("reading the original", 0.0)
-    original = original_of(
-        Recipe(recipe.source, attention=recipe.attention, device=recipe.device, dtype=recipe.dtype,
-               quantize=recipe.quantize, revision=recipe.revision),
-        study.against, tuple(study.prompts), study.text, study.text and hash_file(study.text),
-    )  # fmt: skip
+    original = original_of(study, recipe, progress)
     swapped = recipe
     if training is not None and recipe.fit is None and isinstance(recipe.norm, str) and takes_text(recipe.norm):
         swapped = replace(recipe, fit=study.text or training.text)
@@ -166,12 +160,22 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     yield from _metrics(study.metrics, model, result.tokenizer)
 
 
-@functools.lru_cache(maxsize=1)  # the cells of a model follow each other
-def original_of(
-    recipe: Recipe, against: str | None, prompts: tuple[str, ...], text: str | None, _digest: str | None
-) -> Original:
-    """Return what transformers says of a recipe's model, read once in a process for each text as it is."""
-    return read_original(recipe, against, prompts=prompts or None, text=text)
+_last_original: dict[tuple[Any, ...], Original] = {}  # one at most, since the cells of a model follow each other
+
+
+def original_of(study: Study, recipe: Recipe, progress: Progress) -> Original:
+    """Return what transformers says of a cell's model, read once in a process for each text as it is."""
+    own = Recipe(
+        recipe.source, attention=recipe.attention, device=recipe.device, dtype=recipe.dtype, quantize=recipe.quantize,
+        revision=recipe.revision,
+    )  # fmt: skip
+    digest = study.text and hash_file(study.text)
+    key = (own, study.against, tuple(study.prompts), study.text, digest)
+    if key not in _last_original:
+        progress("reading the original", 0.0)
+        _last_original.clear()
+        _last_original[key] = read_original(own, study.against, prompts=study.prompts or None, text=study.text)
+    return _last_original[key]
 
 
 def _figures(judged: Mapping[str, Any], names: tuple[str, ...]) -> CellRow:

@@ -314,3 +314,24 @@ def test_layer_norm_is_constructed_as_torch_constructs_its_own() -> None:
             torch.testing.assert_close(ours(x.to(next(ours.parameters(), x).dtype)), hf(x))
     with pytest.raises(TypeError):
         type(minigpt.norms.build("dyt", 4))(4, 1e-5, False)
+
+
+@pytest.mark.parametrize("name", [name for name, info in norms.available().items() if info.available])
+@pytest.mark.parametrize(("rows", "parameters"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_rows_may_have_another_dtype_than_the_parameters(name: str, rows: str, parameters: str) -> None:
+    """As in Mamba, whose residual stream is float32 in a bfloat16 model (fla#137, Megatron-LM#1402)."""
+    generator = torch.Generator().manual_seed(1)
+    norm = norms.build(name, 32)
+    for parameter in norm.parameters():
+        parameter.data = torch.rand(parameter.shape, generator=generator) + 0.5
+    norm = norm.to(getattr(torch, parameters))
+    x = torch.randn(2, 3, 32, generator=generator).to(getattr(torch, rows))
+    if name in ("frozen", "taper"):
+        norm.calibrate(x)
+    y = norm(x)
+    exact = copy.deepcopy(norm).double()(x.double())
+    error = (y.double() - exact).abs().max().item()
+    bound = 2 * torch.finfo(y.dtype).eps * exact.abs().max().item()
+    print(f"{name}: error {error:.3g}, bound {bound:.3g}")
+    assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    assert error < bound

@@ -8,7 +8,7 @@ import pytest
 from reports import sample_report
 
 from minigpt.report.fields import Distribution, Fields, LogitsError, NormSiteError, shown
-from minigpt.report.parts import checked, parts_of, sentences
+from minigpt.report.parts import checked, notes_on, parts_of, sentences
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_IN_A_TABLE = {"ratio_without_shift", "worst", "site", "swapped"}  # a sentence, a row or a mark tells these
@@ -50,3 +50,14 @@ def test_the_built_in_texts_are_explained_where_they_are_all_that_was_read(file:
     sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
     (report,) = checked([sample | {"text": sample["text"] | {"file": file}}])
     assert any("--text FILE" in sentence for sentence in sentences(report)) is (file is None)
+
+
+@pytest.mark.parametrize(("model", "against"), [("demo", None), ("mine", "demo"), ("mine", None), ("demo", "mine")])
+def test_the_built_in_texts_are_unlike_the_training_text_of_the_demo_alone(model: str, against: str | None) -> None:
+    sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
+    sample |= {"model": model, "against": against, "text": sample["text"] | {"file": None}}
+    (report,) = checked([sample])
+    for lines in (sentences(report), notes_on([report])):
+        is_of_demo = any("the demo's training text" in line for line in lines)
+        assert is_of_demo is ((against or model) == "demo")
+        assert sum("--text FILE" in line for line in lines) == 1

@@ -570,7 +570,7 @@ def test_a_stopped_server_says_so(gate: type[Gate]) -> None:
 def test_models_and_tokenizer_must_fit() -> None:
     with pytest.raises(minigpt.ConfigError, match="at least one model"):
         minigpt.serve.app({})
-    with pytest.raises(minigpt.ConfigError, match="tokenizer has 300 tokens"):
+    with pytest.raises(minigpt.ConfigError, match="tokenizer has 300 ids"):
         minigpt.serve.app({"demo": small_model(vocab_size=400)}, tokenizer=TOKENIZER)
     with pytest.raises(minigpt.ConfigError, match="max_batch must be at least 1, got 0"):
         minigpt.serve.app(MODELS, tokenizer=TOKENIZER, max_batch=0)

@@ -298,3 +298,14 @@ def test_every_study_of_the_repository_can_be_read(file: Path, place: Path, monk
     text = re.sub(r'schedule = "[^"]*"', 'schedule = "*@0"', text) if "gpt2" in file.name else text
     (place / file.name).write_text(text)
     assert read_study(place / file.name).cells()
+
+
+@pytest.mark.thorough
+def test_an_original_is_read_and_named_once(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(
+        'models = ["demo"]\nnorms = ["textbook", "rms"]\ndevice = "cpu"\nprompts = ["Tom"]\n'
+    )
+    said: list[str] = []
+    run_study(read_study(tmp_path / "study.toml"), tmp_path / "out", lambda what, _: said.append(what))
+    assert [what.rpartition(": ")[2] for what in said].count("reading the original") == 1
+    assert [what.rpartition(": ")[2] for what in said].count("judging it at the swap") == 2
