@@ -242,6 +242,8 @@ class Recipe:
             place, attention=self.attention, dtype=resolve_dtype(self.dtype), device=resolve_device(self.device)
         )
         swapped = {site for pattern, norm in self.pairs() for site in swap_norms(model, norm, pattern, self.keep)}
+        if not swapped:  # the model may have no norms
+            return model, []
         return model, [site for site in match_sites(model, "*") if site in swapped]
 
     def check_architecture(self, architecture: str | None) -> None:

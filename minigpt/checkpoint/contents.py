@@ -37,6 +37,7 @@ TOKENIZER_FILES = (
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
 WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
+ADAPTER = "adapter_config.json"  # of PEFT
 CURRENT = "current"  # names the folder inside that holds the checkpoint while its files are moved to their places
 
 DEMO = Path(__file__).parents[1] / "demo"
@@ -45,7 +46,7 @@ COMMITS: dict[tuple[str, str | None], str] = {}  # of repositories and revisions
 REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 
 # The tokenizer's files count the ids in use, and must come from the same commit.
-MODEL_FILES = (*MODEL, *TOKENIZER_FILES)
+MODEL_FILES = (*MODEL, *TOKENIZER_FILES, ADAPTER)
 
 Read = TypeVar("Read")
 
@@ -160,10 +161,12 @@ class Files:
         """Return the files that hold the tensors: one, or those that an index names.
 
         Raises:
-            CheckpointError: if there are none, or the index is damaged or names a file that is not beside it.
+            CheckpointError: if there are none, the index is damaged or names a file that is not beside it, or an
+                adapter of PEFT stands beside them.
         """
         if self.place.is_file():
             return [self.place]
+        require_no_adapter(self.folder)
         if name := str((self.config or {}).get(WEIGHTS_FIELD) or ""):
             _require_beside(self.folder / CONFIG, name)
             return _shards(self.folder / name) if name.endswith(".index.json") else [self.folder / name]
@@ -189,6 +192,35 @@ class Files:
         for shard, _ in shards:
             tensors.update(shard)
         return tensors, fields
+
+
+def require_no_adapter(folder: Path) -> None:
+    """Check that a folder's weights are all that its model is.
+
+    transformers adds an adapter to a model where PEFT is installed, and reads the model alone where it is not.
+
+    Raises:
+        CheckpointError: if an adapter of PEFT stands in the folder.
+    """
+    if (folder / ADAPTER).is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter of PEFT ({ADAPTER}), which would be another model with it than without; save "
+            "the merged model, by merge_and_unload and save_pretrained, or judge the model that you hold by "
+            "minigpt.parity(model, against=...)"
+        )
+
+
+def quantized(place: Path, method: object) -> CheckpointError:
+    """Return the error for a checkpoint whose weights are quantized.
+
+    Args:
+        method: the ``quant_method`` of its config.
+    """
+    name = getattr(method, "value", method) or "quantized"
+    return CheckpointError(
+        f"{place} holds quantized weights ({name}), and minigpt reads floating ones; save what transformers' "
+        "model.dequantize() returns, or judge the model that you hold by minigpt.parity(model, against=...)"
+    )
 
 
 def known_files(place: Path) -> list[Path]:

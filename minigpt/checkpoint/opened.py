@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.contents import CONFIG, Files, read_stable
+from minigpt.checkpoint.contents import CONFIG, Files, quantized, read_stable
 from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
@@ -68,6 +68,9 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
         if trainer_fields is None:
             raise CheckpointError(f"{files.place} has no {CONFIG}" + " beside it" * files.place.is_file())
         fields, origin = dict(trainer_fields), files.place
+    if quantization := fields.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise quantized(files.place, method)
     norms: Pairs
     fields, norms = split_norms(fields)
     try:

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from minigpt.checkpoint.contents import CONFIG
+from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
 from minigpt.checkpoint.sizes import check_config, check_memory
 from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
@@ -34,7 +34,8 @@ def load_with_transformers(
         is_empty: whether to return the modules alone, without values.
 
     Raises:
-        CheckpointError: if transformers cannot open it from config.json and safetensors files.
+        CheckpointError: if transformers cannot open it from config.json and safetensors files, or its weights are
+            quantized or not alone: an adapter of PEFT stands beside them.
         ConfigError: if config.json cannot be that of these files.
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # imported here, since it takes five seconds
@@ -57,6 +58,7 @@ def load_with_transformers(
 
     if place.is_file():
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
+    require_no_adapter(place)
     if not any(place.glob("*.safetensors")):
         raise CheckpointError(f"{place} has no safetensors file, and transformers opens {place} from nothing else here")
     check_config(place)
@@ -83,8 +85,23 @@ def load_with_transformers(
         raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error
     if lacking := sorted({*report.get("missing_keys", ()), *map(str, report.get("mismatched_keys", ()))}):
         raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")
+    require_floating(model, place)
     model.requires_grad_(False)
     return model.eval() if is_empty else model.eval().to(device)
+
+
+def require_floating(model: Any, place: Path) -> None:
+    """Check that a model computes with weights in a floating dtype, as its float64 truth needs them.
+
+    Raises:
+        CheckpointError: if its weights are quantized, and transformers has not dequantized them.
+    """
+    method = getattr(getattr(model.config, "quantization_config", None), "quant_method", None)
+    if getattr(model, "is_quantized", False):
+        raise quantized(place, method)
+    for parameter in model.parameters():
+        if parameter.dtype.itemsize == 1 and parameter.dtype != torch.bool:  # float8, or packed integers
+            raise quantized(place, method or dtype_name(parameter.dtype))
 
 
 def _dtype_of_weights(place: Path) -> torch.dtype:

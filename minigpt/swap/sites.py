@@ -98,10 +98,12 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     Raises:
         NormError: if it matches none.
     """
+    if not names:
+        raise NormError("this model has no norm that can be swapped")
     if pattern in THIRDS:
         numbers = {name: re.search(r"\.(\d+)\.", name) for name in names}
         blocks = {name: int(number[1]) for name, number in numbers.items() if number}
-        layers, third = max(blocks.values()) + 1, THIRDS.index(pattern)
+        layers, third = max(blocks.values(), default=-1) + 1, THIRDS.index(pattern)
         first, end = round(third * layers / 3), round((third + 1) * layers / 3)
         matched = [name for name, block in blocks.items() if first <= block < end]
     else:
@@ -119,6 +121,11 @@ def require_own_parameters(name: str, module: nn.Module) -> None:
     Raises:
         NormError: if one of the two is not.
     """
+    for role in ("weight", "bias"):
+        if role in module._buffers and module._buffers[role] is not None:
+            raise NormError(
+                f"{name} has a fixed {role}, a buffer that no norm can share or train; name other sites, without it"
+            )
     tensors = [tensor for role in ("weight", "bias") if isinstance(tensor := getattr(module, role, None), Tensor)]
     if not all(isinstance(tensor, nn.Parameter) for tensor in tensors):
         raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")

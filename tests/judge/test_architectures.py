@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 from architectures import ARCHITECTURES, HEADS, random_model
+from checkpoints import edit_config, reference, saved
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import minigpt
+from minigpt.checkpoint.transformers_model import require_floating
 from minigpt.host import host_of
 
 FEW = ["qwen3", "pythia"]
@@ -342,3 +345,144 @@ def test_the_tower_of_images_and_gated_norms_are_no_sites() -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(mamba)
     assert host_of(model).sites == ["backbone.layers.0.norm", "backbone.layers.1.norm", "backbone.norm_f"]
+
+
+RECURRENT = {
+    "mamba": transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=4),
+    "mamba2": transformers.Mamba2Config(
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, num_heads=4, head_dim=16, state_size=8, n_groups=1
+    ),
+    "falcon_mamba": transformers.FalconMambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=4),
+}
+
+
+def recurrent(name: str, place: Path) -> Path:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(RECURRENT[name])
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(place)
+    return place
+
+
+WITHOUT_TEXT = sorted({*minigpt.norms.available()} - {"frozen", "taper", "triton"})  # the last is slow on a CPU
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "norms"),
+    [
+        ("mamba", "bfloat16", ["fused", "rms"]),
+        *(
+            pytest.param(name, dtype, WITHOUT_TEXT, marks=pytest.mark.thorough)
+            for name in ("mamba", "mamba2")
+            for dtype in ("bfloat16", "float16")
+        ),
+    ],
+)
+def test_the_residual_stream_may_be_float32_in_a_half_precision_model(
+    name: str, dtype: str, norms: list[str], tmp_path: Path
+) -> None:
+    """fla#137, Megatron-LM#1402."""
+    place = recurrent(name, tmp_path)
+    original = minigpt.Original(place, dtype=dtype, device="cpu", prompts=PROMPTS, max_new_tokens=1)
+    real = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype).eval()
+    assert original.judge(real).logits.ratio == pytest.approx(1, abs=0.03)
+    for norm in norms:
+        report = judged(original, norm=norm)
+        assert report.outcome == ("PASS" if norm == "rms" else "DIFFERENT"), norm
+
+
+def test_a_norm_with_a_fixed_weight_is_named() -> None:
+    model = transformers.AutoModelForCausalLM.from_config(RECURRENT["falcon_mamba"]).eval()
+    with pytest.raises(
+        minigpt.NormError, match=r"mixer\.dt_layernorm has a fixed weight, a buffer that no norm can share"
+    ):
+        minigpt.swap_norms(model, "rms")
+    assert len(minigpt.swap_norms(model, "rms", ["*.norm", "*.norm_f"])) == 3
+
+
+# Models that are not what their weights say, and models without norms
+
+
+def test_an_adapter_beside_a_model_is_refused_for_every_architecture(folder: Any, tmp_path: Path) -> None:
+    """transformers adds it where PEFT is installed, and reads the model without it where it is not."""
+    saved(reference(), tmp_path / "gpt2")
+    shutil.copytree(folder("qwen3"), tmp_path / "qwen3")
+    for name in ("gpt2", "qwen3"):
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+        with pytest.raises(minigpt.CheckpointError, match="holds an adapter of PEFT"):
+            minigpt.Original(tmp_path / name, prompts=PROMPTS, device="cpu")
+    with pytest.raises(minigpt.CheckpointError, match="holds an adapter of PEFT"):
+        minigpt.from_pretrained(tmp_path / "gpt2")
+    minigpt.from_pretrained(tmp_path / "gpt2" / "model.safetensors")  # it names the weights alone
+
+
+QUANTIZED = {
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "awq": {"quant_method": "awq", "bits": 4},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+    "torchao": {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+}
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_quantized_weights_are_refused_in_a_sentence(method: str, folder: Any, tmp_path: Path) -> None:
+    """Whether or not the package is installed that would read them."""
+    saved(reference(), tmp_path / "gpt2")
+    shutil.copytree(folder("qwen3"), tmp_path / "qwen3")
+    for name in ("gpt2", "qwen3"):
+        edit_config(tmp_path / name, quantization_config=QUANTIZED[method])
+        with pytest.raises(minigpt.CheckpointError, match=r"quantized weights|transformers cannot open"):
+            minigpt.parity(tmp_path / name, prompts=PROMPTS, device="cpu")
+
+
+def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    """The weights that a quantized model holds, whatever its config says."""
+    model = random_model("qwen3")
+    layer = model.model.layers[0].mlp.up_proj
+    for dtype in (torch.int8, torch.uint8, torch.float8_e4m3fn):
+        layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
+        with pytest.raises(minigpt.CheckpointError, match="holds quantized weights"):
+            require_floating(model, tmp_path)
+
+
+class PlainConfig(transformers.PretrainedConfig):
+    model_type = "without_norms"
+    vocab_size, hidden_size, num_hidden_layers = 96, 16, 2
+
+
+class Plain(transformers.PreTrainedModel):
+    """A language model of tanh layers."""
+
+    config_class = PlainConfig
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        size = config.hidden_size
+        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(config.num_hidden_layers))
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Any:
+        x = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return CausalLMOutputWithPast(logits=self.lm_head(x))
+
+
+def test_a_model_without_norms_is_judged_and_not_swapped(tmp_path: Path) -> None:
+    transformers.AutoConfig.register("without_norms", PlainConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(PlainConfig, Plain, exist_ok=True)
+    torch.manual_seed(0)
+    model = Plain(PlainConfig()).eval()
+    model.save_pretrained(tmp_path)
+    options: dict[str, Any] = dict(prompts=PROMPTS, max_new_tokens=2)
+    assert minigpt.parity(tmp_path, device="cpu", **options).passed
+    report = minigpt.parity(model, against=tmp_path, gradients=True, **options)
+    assert (report.outcome, report.missing, report.norm_sites) == ("PASS", [], [])
+    for sites in ("*", "early"):
+        with pytest.raises(minigpt.NormError, match="has no norm that can be swapped"):
+            minigpt.parity(tmp_path, norm="rms", sites=sites, device="cpu", **options)
