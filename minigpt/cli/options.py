@@ -39,6 +39,11 @@ def _out_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
     return check_writable(value)
 
 
+def _later_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    _refuse_dash(param, value)
+    return value
+
+
 def _out_folder(param: typer.CallbackParam, value: Path) -> Path | None:
     _refuse_dash(param, value)
     return check_folder(value)
@@ -55,6 +60,7 @@ def _refuse_dash(param: typer.CallbackParam, place: Path | None) -> None:
 Json = Annotated[bool, typer.Option("--json")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=check_writable)]
 OutFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_out_file)]
+LaterFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_later_file)]  # the command checks it
 OutFolder = Annotated[Path, typer.Option(metavar="FOLDER", callback=_out_folder)]
 OutPlace = Annotated[Path, typer.Argument(metavar="OUT", callback=_out_folder)]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]

@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from minigpt.cli.options import OutFile, OutFolder, Ray
-from minigpt.cli.output import ResultConsole, progress, write
+from minigpt.cli.options import LaterFile, OutFolder, Ray
+from minigpt.cli.output import ResultConsole, check_writable, progress, write
 
 
 def study(
     file: Path,
     *,
     out: OutFolder,
-    html: OutFile = None,
-    csv: OutFile = None,
-    latex: OutFile = None,
+    html: LaterFile = None,
+    csv: LaterFile = None,
+    latex: LaterFile = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     ray: Ray = None,
 ) -> None:
@@ -39,6 +39,8 @@ def study(
         Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings
         have changed runs again.
     """
+    for target in (html, csv, latex):
+        _check_target(target, out)
     with progress() as say:
         say("checking", 0.0)
         from minigpt.study.run import run_study
@@ -67,3 +69,14 @@ def study(
         write(html, page.page(rows, file.stem, out, html, shlex.join(["minigpt", *sys.argv[1:]])))
     if reasons:
         raise typer.Exit(1)
+
+
+def _check_target(target: Path | None, out: Path) -> None:
+    """Check that a file can be written at the end, also where its folder is OUT, which this command makes.
+
+    Raises:
+        MiniGPTError: if it cannot.
+    """
+    is_new = target is not None and not out.exists() and target.absolute().parent == out.absolute()
+    if not is_new:
+        check_writable(target)

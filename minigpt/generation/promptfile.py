@@ -55,8 +55,10 @@ def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
         raise GenerationError(not_utf8(origin, error)) from error
     except (ValueError, TypeError) as error:
         raise GenerationError(f'{origin}: not a JSON object ({error}); write {{"prompt": ...}} on each line') from error
-    if not isinstance(fields.get("prompt"), str) or fields.keys() - FIELDS:
+    if "prompt" not in fields or fields.keys() - FIELDS:
         raise GenerationError(f'{origin}: needs a text "prompt", and at most an "id" beside it, got {sorted(fields)}')
+    if not isinstance(fields["prompt"], str):
+        raise GenerationError(f'{origin}: "prompt" must be a text, got {fields["prompt"]!r:.100}')
     return PromptLine(number, fields.get("id"), fields["prompt"])
 
 

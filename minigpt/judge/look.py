@@ -72,7 +72,7 @@ class SiteStatistics(Fields):
 def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistics]:
     """Return what each norm is given when the model reads ``input_ids`` (B, T), in the order of the data.
 
-    Norms of other rows than the residual stream, as those of queries and keys, are left out.
+    A norm of queries or keys is given a row for each head; its heads count as texts.
 
     Args:
         model: a ``minigpt.GPT2``, or any causal language model of transformers.
@@ -88,10 +88,9 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         original, kind = original_norm(norm, model), host.norm_site(norm).kind
-        return lambda _, args: sites.append(_of_site(site, args[0], original, kind))
+        return lambda _, args: sites.append(_of_site(site, _by_text(site, args[0], input_ids), original, kind))
 
-    norms = {site: norm for site, norm in host.norms().items() if host.norm_site(norm).width == host.weight.shape[1]}
-    hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in norms.items()]
+    hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in host.norms().items()]
     try:
         with hooked(model):
             host.run(input_ids)
@@ -99,6 +98,26 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
         for hook in hooks:
             hook.remove()
     return sites
+
+
+def _by_text(
+    site: str, x: Float[Tensor, "*rows embd"], input_ids: Int[Tensor, "batch seq"]
+) -> Float[Tensor, "texts seq embd"]:
+    """Return what a norm is given as texts of rows; of a norm of heads, a text for each head.
+
+    Raises:
+        NormError: if there is no row for each token.
+    """
+    batch, seq = input_ids.shape
+    if x.dim() == 3 and x.shape[:2] == (batch, seq):
+        return x
+    if x.dim() == 4 and x.shape[1] == seq:  # (B, T, H, D)
+        return x.transpose(1, 2).flatten(0, 1)
+    if x.dim() == 4 and x.shape[2] == seq:  # (B, H, T, D)
+        return x.flatten(0, 1)
+    if x.dim() == 2 and len(x) == batch * seq:
+        return x.unflatten(0, (batch, seq))
+    raise NormError(f"{site} is given rows of shape {tuple(x.shape)}, which are not those of {batch} x {seq} tokens")
 
 
 def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any, kind: str) -> SiteStatistics:

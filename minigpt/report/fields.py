@@ -207,7 +207,7 @@ class PositionOff(Fields):
     token: Annotated[int, Shown("token of the text", count)]
     error: Annotated[float, Shown("RMS error there")]
     noise: Annotated[float, Shown("largest of transformers at a position")]
-    ratio: Annotated[float, Shown("the window's ratio", times)]
+    ratio: Annotated[float, Shown("ratio of that text", times)]
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class PromptOff(Fields):
     position: Annotated[int, Shown("position", count)]
     error: Annotated[float, Shown("RMS error there")]
     noise: Annotated[float, Shown("largest of transformers at a position")]
-    ratio: Annotated[float, Shown("the prompt's ratio", times)]
+    ratio: Annotated[float, Shown("ratio of that text", times)]
     prompts_off: Annotated[int, Shown("prompts that are off", count)]
     prompts: Annotated[int, Shown("prompts", count)]
 

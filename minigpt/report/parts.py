@@ -372,8 +372,11 @@ def _sites(report: Report) -> Part:
         )
         excess[name], before = max(alone, ratio / max(1.0, before)), ratio
         swapped = ("yes" if place["swapped"] else "no") if "swapped" in place else ""
-        rows[name] = (name, *cells(fields.NormSiteError, _known(place)), swapped)
-    heads = ("norm or block", *titles(fields.NormSiteError), "swapped")
+        row = (name, *cells(fields.NormSiteError, _known(place)), swapped)
+        rows[name] = row if has_norm(report) else row[:-1]
+    heads = ["norm or block", *titles(fields.NormSiteError)]
+    if has_norm(report):
+        heads.append("swapped")
     most_first = sorted(rows.values(), key=lambda row: -excess[str(row[0])])
     titles_of_maps = {key: title for key, title in MAPS.items() if _is_known(report, key)}
     known = [_known(site) for site in report["norm_sites"]]
@@ -480,7 +483,7 @@ def _coverage(report: Report) -> Part:
     if "gradients" in report:
         facts["gradients"] = f"of {len(report['gradients']):,} tensors"
     elif "gradients" not in report["missing"]:
-        facts["gradients"] = "not compared; --gradients compares them"
+        facts["gradients"] = "not compared; --gradients compares them" if has_norm(report) else "not compared"
     if bitwise is not None:
         differs = f"differs from transformers by up to {brief(bitwise['max_abs_error'])}"
         facts["reference arithmetic"] = "equals transformers bit for bit" if bitwise["equal"] else differs

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from minigpt.errors import ConfigError
+from minigpt.choices import words_of
+from minigpt.errors import ConfigError, listing
 from minigpt.report.page import SIGNS, Sheet, render
 from minigpt.report.parts import Cell, Number, Part
 from minigpt.study import table
@@ -24,6 +25,7 @@ from minigpt.study.study import CellRow
 COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4f86c6", "#8a8178")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 INK, GRID = "#4a4f55", "#c9c6c0"  # as drawn; on the page they follow its scheme
+MOST_UNBROKEN = 32  # characters of a pattern or a file's name that stay on one line of a table
 WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
 
 MEANING = (
@@ -60,7 +62,9 @@ def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = 
             sign, report = SIGNS.get(cell.outcome, "✗"), cell.settings["report"]
             is_linked = report and (out / report).exists()
             verdict = Markup('<a href="{}/{}">{}</a>' if is_linked else "{2}").format(folder, report, cell.outcome)
-            label = Markup("<bdi>{}</bdi><small>{}</small>").format(cell.settings["norm"], summaries.label(cell))
+            label = Markup("<bdi>{}</bdi><small>{}</small>").format(
+                cell.settings["norm"], _unbroken(summaries.label(cell))
+            )
             shown = [_number(cell.figures[column], summaries.columns[column]) for column in columns]
             cells.append([label, Markup("{}&nbsp;{}").format(sign, verdict), *shown])
         parts.append(
@@ -75,7 +79,27 @@ def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = 
     parts.append(Part("protocol", "What was done", DONE, ("", "value"), table.protocol(rows, command)))
     parts.append(Part("commands", "Run a cell again", AGAIN, ("norm", "command"), commands, folded="Commands"))
     parts = [part for part in parts if part.rows or part.drawing]
-    return render(title, [Sheet(title, parts, about=MEANING)], "study.html")
+    models = listing({str(cell.settings["model"]) for cell in summaries.cells})
+    return render(f"{title}: {models}", [Sheet(title, parts, subject=models, about=MEANING)], "study.html")
+
+
+def _unbroken(label: str) -> Markup:
+    """Return a label that breaks between its words and patterns, and inside of those only that are very long."""
+    words: list[Markup] = []
+    for word in _spaced(label).split():
+        whole = Markup('<span class="whole">{}</span>') if len(word) <= MOST_UNBROKEN else Markup("{}")
+        words.append(whole.format(word))
+    return Markup(" ").join(words)
+
+
+def _spaced(label: str) -> str:
+    """Return a label with a space after each comma, where a line may end."""
+    return ", ".join(words_of(label))
+
+
+def _lines(title: str, width: int) -> str:
+    """Return the title of a figure in lines of at most so many characters. A pattern's hyphen ends none."""
+    return "\n".join(textwrap.wrap(_spaced(title), width, break_on_hyphens=False))
 
 
 def _number(figure: table.Figure | None, column: table.Column) -> Cell:
@@ -133,7 +157,7 @@ def _curves(axes: Any, cells: list[table.Summary], titles: list[str]) -> None:
         steps = [point[0][0] for point in points]
         losses = np.array([[loss for _, loss in point] for point in points])  # (steps, seeds)
         means = losses.mean(1)
-        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label="\n".join(textwrap.wrap(title, 70)))
+        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label=_lines(title, 70))
         if losses.shape[1] > 1:
             errors = losses.std(1, ddof=1) / math.sqrt(losses.shape[1])
             axes.fill_between(steps, means - errors, means + errors, color=colour, alpha=0.25, linewidth=0)
@@ -165,7 +189,7 @@ def _cells(axes: Any, cells: list[tuple[str, table.Figure, str]], column: table.
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))
-    axes.set_yticklabels(["\n".join(textwrap.wrap(title, 34)) for title, *_ in cells], fontsize=8)
+    axes.set_yticklabels([_lines(title, 34) for title, *_ in cells], fontsize=8)
     axes.grid(visible=True, axis="x", linewidth=0.5)
 
 

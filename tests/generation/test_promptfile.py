@@ -57,6 +57,12 @@ def test_a_broken_line_is_named(tmp_path: Path, line: Any) -> None:
         read_prompts(prompt_file(tmp_path, {"prompt": "a"}, line, {"prompt": "b"}))
 
 
+@pytest.mark.parametrize(("value", "shown"), [(5, "5"), (None, "None"), (["a"], r"\['a'\]")])
+def test_a_prompt_that_is_no_text_is_shown(tmp_path: Path, value: Any, shown: str) -> None:
+    with pytest.raises(GenerationError, match=rf'line 1: "prompt" must be a text, got {shown}$'):
+        read_prompts(prompt_file(tmp_path, {"prompt": value}))
+
+
 def test_plain_lines_are_prompts_too(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("the dog\r\n\n {a} 狗\n[1]".encode())
     prompts = read_prompts(tmp_path / "p.txt")

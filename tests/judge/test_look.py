@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from helpers import assert_within, random_ids, small_model
 
-from minigpt import NormError, Recipe
+from minigpt import NormError, Recipe, norm_sites
 from minigpt.judge.look import look
 from minigpt.judge.reference import Recorder
 
@@ -60,3 +60,26 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.Captu
         assert f"{site['site']}<" in page.replace("<wbr>", "")
     assert len(fields["norm_sites"]) == 9
     assert page.count('class="heat"') == 3
+
+
+def test_norms_of_heads_are_among_the_sites() -> None:
+    """A text for each head: the figures are those of its rows."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    config = Qwen3Config(**shape, num_key_value_heads=2, intermediate_size=48, max_position_embeddings=64)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = random_ids(2, 16, vocab=64)
+    recorder = Recorder(model, norm_sites(model))
+    with recorder, torch.no_grad():
+        model(ids)
+    found = {one.site: one for one in look(model, ids)}
+    assert found.keys() == norm_sites(model).keys()
+    assert len(found) == 9
+    for site in ("model.layers.0.self_attn.q_norm", "model.layers.1.self_attn.k_norm", "model.norm"):
+        x = recorder.inputs[site].double()  # (B, T, H, D) or (B, T, C)
+        deviation = (x.square().mean(-1) + 1e-6).sqrt()
+        assert found[site].deviation == pytest.approx(deviation[:, 1:].mean().item(), rel=1e-9)
+        assert found[site].deviation_first == pytest.approx(deviation[:, 0].mean().item(), rel=1e-9)
+        assert 0 <= found[site].unexplained <= 1
