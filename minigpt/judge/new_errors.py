@@ -64,7 +64,10 @@ class Replacing:
         place = next(places)
         if place not in self.outputs:
             return None
-        exact = output if isinstance(output, Tensor) else output[0]
+        is_alone = isinstance(output, Tensor)  # blocks may return a tuple
+        exact = output
+        if not is_alone:
+            exact = output[0]
         program = self.outputs[place].to(exact.device, torch.float64)[None]
         self.errors[place].add(program[0], exact[0])
         if place in self.truth.norms and args:
@@ -72,7 +75,9 @@ class Replacing:
         for site, off in self.residuals.items():
             if site.startswith(f"{place}."):
                 self.without[place, site].add((program - off)[0], exact[0])
-        return program if isinstance(output, Tensor) else (program, *output[1:])
+        if is_alone:
+            return program
+        return (program, *output[1:])
 
     def _add_norm(self, place: str, x: Tensor, program: Tensor) -> None:
         """Count the output of a norm, and keep how far the stream was off that it has read."""
@@ -102,10 +107,15 @@ def residual_error(
     """
     if norm.module is not None or norm.weight is None or x.dim() != program.dim():
         return None
-    mean = x.mean(-1, keepdim=True) if norm.kind == "layer_norm" else torch.zeros_like(x[..., :1])
-    size = ((x - mean).square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    shift = 0 if norm.bias is None else norm.bias
-    rows = (program - shift) / norm.weight * size + mean
+    mean = torch.zeros_like(x[..., :1])
+    if norm.kind == "layer_norm":
+        mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    size = (variance + norm.eps).sqrt()
+    scaled = program
+    if norm.bias is not None:
+        scaled = program - norm.bias
+    rows = scaled / norm.weight * size + mean
     return torch.where(norm.weight == 0, 0, rows - x)
 
 
@@ -118,10 +128,13 @@ def new_errors(truth: Truth, texts: list[tuple[Sample, Outputs]]) -> dict[str, f
     Args:
         texts: the texts, and the program's outputs of norms and blocks on each.
     """
+    if not texts or not truth.place.exists():
+        return {}
+    blocks = set(truth.blocks)
     for _, outputs in texts:
-        if not outputs.keys() >= {*truth.blocks}:
+        if not blocks <= outputs.keys():
             return {}
-    reference = _same_model(truth, texts[0][0]) if texts and truth.place.exists() else None
+    reference = _same_model(truth, texts[0][0])
     if reference is None:
         return {}
     with torch.inference_mode(), Replacing(truth, reference.host.root) as replacing:
@@ -139,11 +152,9 @@ def new_errors(truth: Truth, texts: list[tuple[Sample, Outputs]]) -> dict[str, f
 
 def _same_model(truth: Truth, sample: Sample) -> Reference | None:
     """Return transformers in float64; None if it no longer computes the truth, since the checkpoint is another."""
-    other = "eager" if truth.attention == "sdpa" else "sdpa"
+    how: dict[str, Any] = {"dtype": truth.dtype, "device": truth.device, "compute": torch.float64}
     try:
-        reference = Reference(
-            truth.place, attention=other, dtype=truth.dtype, device=truth.device, compute=torch.float64
-        )
+        reference = Reference(truth.place, attention=truth.attention, **how)
         with torch.inference_mode():
             logits = reference(truth.tensor(sample.ids))[0]
     except (MiniGPTError, ImportError):
@@ -151,4 +162,6 @@ def _same_model(truth: Truth, sample: Sample) -> Reference | None:
     if logits.shape != sample.truth.shape:
         return None
     error = float((logits - sample.truth).norm() / sample.truth.norm())
-    return reference if error <= SAME else None
+    if not error <= SAME:
+        return None
+    return reference

@@ -205,6 +205,15 @@ def test_spaces_in_the_options_and_in_a_study(run: Run, places: dict[str, Path],
     assert (cell.recipe.sites, cell.recipe.keep) == (("ln_f", "h.0.ln_1"), ("scale", "shift"))
 
 
+def test_a_study_writes_into_the_folder_that_it_makes(run: Run, tmp_path: Path) -> None:
+    """It is checked before the study is read: here it is not there, which is what is said."""
+    out = tmp_path / "results"
+    words = ("study", tmp_path / "none.toml", "--out", out, "--html", out / "page.html", "--csv", out / "table.csv")
+    assert "none.toml" in complaint(run(*words))
+    words = ("study", tmp_path / "none.toml", "--out", out, "--html", tmp_path / "no" / "page.html")
+    assert "cannot write" in complaint(run(*words))
+
+
 # A record
 
 

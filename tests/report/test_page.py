@@ -157,6 +157,14 @@ def test_a_page_of_many_shows_every_figure_of_every_report(many: int) -> None:
     assert_all_shown(report_page(*reports), *reports)
 
 
+def test_a_page_of_many_names_its_models_and_counts_the_verdicts() -> None:
+    page = report_page(sample_report(2), sample_report(12, passing=False), sample_report(2))
+    head = page[page.index("<header") : page.index("</header>")]
+    assert "<title>3 reports: demo, gpt2</title>" in page
+    for words in ("demo, gpt2", "3 reports", "2 PASS, 1 FAIL."):
+        assert words in head
+
+
 @pytest.mark.parametrize(
     ("report", "heading"),
     [

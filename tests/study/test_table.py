@@ -100,9 +100,17 @@ def test_a_row_that_failed_is_in_every_form(tmp_path: Path) -> None:
     for part in ("&lt;b&gt;", "DIFFERENT", "FAILED", "no &amp; room_left", "held.txt, SHA-256 0123",
                  "320; the text has 1,234", "minigpt study s.toml", "torch 2.13", TRAINED["loss"].title):  # fmt: skip
         assert part in text
+    assert "<title>a study: demo</title>" in text
     assert ROW["report"] not in text, "a page without reports beside it leads to none"
     assert csv_table([ROW, failed]).splitlines()[1].startswith("demo,rms,*,0,,10,fail,DIFFERENT,,2.5")
     assert r"\toprule" in latex_table([ROW, failed])
+
+
+def test_a_pattern_of_sites_stays_whole_and_breaks_at_commas(tmp_path: Path) -> None:
+    rows = [ROW | {"sites": sites} for sites in ("*", "h.[0-2].ln_1,h.[0-2].ln_2", "h.*." + "x" * 40)]
+    text = page(rows, "a study", tmp_path, tmp_path / "study.html")
+    assert '<span class="whole">h.[0-2].ln_1,</span> <span class="whole">h.[0-2].ln_2</span>' in text
+    assert f" h.*.{'x' * 40}</small>" in text, "a very long one may break"
 
 
 @pytest.mark.parametrize(("worst", "scale"), [(5.0, "symlog"), (0.003, "linear")])
