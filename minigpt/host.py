@@ -35,6 +35,10 @@ OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 NO_NORMS = (nn.Sequential, nn.Identity, nn.Dropout)  # whatever they are called
 COMPILED = "_orig_mod"  # the module that torch.compile wraps
+CHECKPOINTED, SHARDED = "_checkpoint_wrapped_module", "_fsdp_wrapped_module"  # and that PyTorch's other wrappers hold
+TRANSPARENT = (COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
+GATE = re.compile(r"gate|z", re.IGNORECASE)  # a second argument that the model gives its norm, though it is optional
+OFFLOADED = "_hf_hook"  # accelerate's, which brings a module's Parameters
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Host:
     @property
     def shape(self) -> Shape:
         """The sizes of the model."""
-        return Shape.of(self.model.config)
+        return Shape.of(config_of(self.model))
 
     def norms(self) -> dict[str, nn.Module]:
         """Return the modules at the norms' sites."""
@@ -146,7 +150,7 @@ class Host:
         """Return what a norm of the model computes; of one that was swapped in, what the norm before it computed."""
         if (before := record_of(norm).site) is not None:
             return before
-        config: Any = getattr(self.model, "config", None)
+        config: Any = config_of(self.model)
         if hasattr(self.root, "norm_modules"):  # a GPT-2 of minigpt, whose config says it
             return NormSite("layer_norm", config.layer_norm_epsilon, width=config.n_embd)
         return norm_site(norm, _width(norm, self.model))
@@ -154,6 +158,9 @@ class Host:
     def run(self, input_ids: Tensor) -> None:
         """Compute all norms and blocks, and not the head: the logits of many rows would take gigabytes."""
         model: Any = self.model
+        if any(map(is_sharded, model.parameters())):  # whose parts are gathered when it is called as a whole
+            model(input_ids)
+            return
         body = model.hidden_states if hasattr(model, "hidden_states") else getattr(model, "base_model", model)
         body(input_ids)
 
@@ -166,7 +173,7 @@ class Host:
 def host_of(model: nn.Module) -> Host:
     """Return a model of transformers, or one of minigpt, as a host."""
     paths = {uncompiled(path): module for path, module in model.named_modules() if uncompiled(path)}
-    config: Any = getattr(model, "config", None)
+    config: Any = config_of(model)
     is_gpt2 = getattr(config, "model_type", "gpt2") in GPT2_TYPES
     prefix = (prefix_of(model, ["h.0.ln_1", "h.0.attn.c_attn"]) if is_gpt2 else None) or ""
     embedding = _embedding_of(model, paths)
@@ -179,7 +186,7 @@ def host_of(model: nn.Module) -> Host:
             sites.append(path)
     known_sites: Any = getattr(model.get_submodule(prefix.rstrip(".")), "norm_sites", None)
     if known_sites is not None:  # of a GPT-2 of minigpt
-        sites = known_sites()
+        sites = [path for site in known_sites() for path in _inside(prefix + site, paths)]
     members = [f"{blocks}.{name}" for name, _ in paths[blocks].named_children()] if blocks else []
     return Host(
         model, prefix, [site.removeprefix(prefix) for site in sites],
@@ -187,12 +194,36 @@ def host_of(model: nn.Module) -> Host:
     )  # fmt: skip
 
 
+def _inside(site: str, paths: Mapping[str, nn.Module]) -> list[str]:
+    """Return a site of a GPT-2 of ours; of one that PEFT wraps, the norms in the wrapper."""
+    if site not in paths or not _is_of_peft(paths[site]):
+        return [site]
+    return [path for path, part in paths.items() if path.startswith(f"{site}.") and _is_norm(path, part)]
+
+
+def _is_of_peft(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "peft"
+
+
+def config_of(model: nn.Module) -> Any:
+    """Return the config of a model, also of one that ``DistributedDataParallel`` or a compiler wraps; else None."""
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if config is not None:
+            return config
+    return None
+
+
 def _embedding_of(model: nn.Module, paths: Mapping[str, nn.Module]) -> str:
-    """Return the path of the token embedding: the one that transformers names, else the first."""
+    """Return the path of the token embedding: the one that transformers names, or that is in it, else the first."""
     get: Any = getattr(model, "get_input_embeddings", None)
-    embeddings = {path: part for path, part in paths.items() if isinstance(part, nn.Embedding)}
     known = None if get is None else get()
-    return next((path for path, part in embeddings.items() if part is known), next(iter(embeddings), ""))
+    embeddings = [path for path, part in paths.items() if isinstance(part, nn.Embedding)]
+    places = [path for path, part in paths.items() if part is known]
+    for path in embeddings:
+        if any(path == place or path.startswith(f"{place}.") for place in places):  # PEFT wraps one to train tokens
+            return path
+    return embeddings[0] if embeddings else ""
 
 
 def _blocks_of(paths: Mapping[str, nn.Module], embedding: str, depth: int) -> str:
@@ -220,8 +251,16 @@ def prefix_of(model: nn.Module, places: Iterable[str]) -> str | None:
 
 
 def uncompiled(path: str) -> str:
-    """Return a path, or a Parameter's name, without what ``torch.compile`` puts into it."""
-    return ".".join(name for name in path.split(".") if name != COMPILED)
+    """Return a path, or a Parameter's name, without what ``torch.compile`` and PyTorch's wrappers put into it."""
+    return ".".join(name for name in path.split(".") if name not in TRANSPARENT)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` or another wrapper of PyTorch holds, or the module itself."""
+    for name in TRANSPARENT:
+        if name in module._modules:
+            return unwrapped(module.get_submodule(name))
+    return module
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -238,6 +277,11 @@ def hooked(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext()
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Return True for a DTensor, of which this process may hold a part only."""
+    return hasattr(tensor, "device_mesh")
+
+
 def install(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
     """Put norms at the sites of a model, each at every path that the module there has."""
     new = {model.get_submodule(site): norm for site, norm in norms.items()}
@@ -250,19 +294,29 @@ def _is_norm(path: str, module: nn.Module) -> bool:
     """Return True for a module that has parameters of rows only, looks like a norm, and takes one input.
 
     A norm that was swapped in is one, whatever Parameters it has. A norm that takes a gate beside its input is none.
+    Nor is a wrapper of PEFT: the norms in it are sites of their own.
     """
+    if _is_of_peft(module):
+        return False
     if getattr(getattr(module, ATTRIBUTE, None), "site", None) is not None:
         return True
     if isinstance(module, NO_NORMS) or type(module).forward is nn.Module.forward:  # a container
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    inputs = [p for p in inspect.signature(type(module).forward).parameters.values() if p.kind in positional]
-    if len(inputs) > 2:  # self, the input, and more
+    if not _takes_one_input(type(module).forward):
         return False
     if any(parameter.ndim > 1 for parameter in module.parameters()):
         return False
     names = (path.rpartition(".")[2], type(module).__name__)
     return isinstance(module, nn.LayerNorm | nn.RMSNorm) or any(map(LOOKS_LIKE_A_NORM.search, names))
+
+
+def _takes_one_input(forward: Callable[..., Any]) -> bool:
+    """Return whether a method can be called with one input, and no gate is meant to stand beside it."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    inputs = [p for p in inspect.signature(forward).parameters.values() if p.kind in positional]
+    others = inputs[2:]  # behind self and the input
+    needed = [p for p in others if p.default is inspect.Parameter.empty or GATE.fullmatch(p.name)]
+    return not needed
 
 
 class Float64(TorchFunctionMode):
@@ -298,14 +352,15 @@ def norm_sites(model: nn.Module) -> dict[str, NormSite]:
 
 def _width(norm: nn.Module, model: Any) -> int:
     """Return the length of a norm's rows: of its Parameters, else of a head or the stream."""
-    sizes = [parameter.shape[-1] for parameter in norm.parameters() if parameter.ndim]
+    sizes = [parameter.shape[-1] for parameter in norm.parameters() if parameter.ndim and parameter.numel() > 1]
     if sizes:
         return max(sizes)
     name = next((path.rpartition(".")[2] for path, part in model.named_modules() if part is norm), "")
-    width = Shape.of(model.config).n_embd
+    config = config_of(model)
+    width = Shape.of(config).n_embd
     if not OF_HEADS.match(name):
         return width
-    return getattr(model.config, "head_dim", None) or width // model.config.num_attention_heads
+    return getattr(config, "head_dim", None) or width // config.num_attention_heads
 
 
 @contextlib.contextmanager
@@ -323,27 +378,44 @@ def _alone(norm: nn.Module) -> Iterator[None]:
 
 
 def copy_without_hooks(module: nn.Module) -> Any:
-    """Return a copy of a module that has no forward hooks; what these are bound to is not copied."""
+    """Return a copy of a module that has no forward hooks; what these are bound to is not copied.
+
+    A hook of accelerate replaces the module's forward. The copy has the forward from before.
+    """
     hooks = (hooks for part in module.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks))
     memo: dict[int, Any] = {id(kept): OrderedDict() for kept in hooks}
-    return copy.deepcopy(module, memo)
+    for part in module.modules():
+        if OFFLOADED in vars(part):
+            memo |= {id(vars(part)[name]): None for name in (OFFLOADED, "forward") if name in vars(part)}
+    copied = copy.deepcopy(module, memo)
+    for part in copied.modules():
+        if OFFLOADED in vars(part):
+            part.__dict__.pop(OFFLOADED)
+            part.__dict__.pop("forward", None)
+            before = part.__dict__.pop("_old_forward", None)
+            if before is not None:
+                part.forward = before
+    return copied
 
 
 def norm_site(norm: nn.Module, width: int) -> NormSite:
     """Return what a norm computes, found by comparing it with formulas on random rows (8, width).
 
-    The norm is called with Parameters of random values on the CPU. Its own are left as they are.
+    A copy of the norm is called with Parameters of random values on the CPU. The norm itself is left as it is.
     """
-    norm = getattr(norm, COMPILED, norm)
+    norm = unwrapped(norm)
+    with contextlib.suppress(Exception):  # what cannot be copied is called itself
+        norm = copy_without_hooks(norm)
     generator = torch.Generator("cpu").manual_seed(0)
     sizes = torch.logspace(-4, 1, 8, device="cpu")[:, None]  # small rows show the eps
     rows = sizes * (torch.randn(8, width, generator=generator, device="cpu") + 0.5)
     weight = torch.randint(32, 96, (width,), generator=generator, device="cpu") / 64  # bfloat16 holds 1 + weight too
     bias = torch.randn(width, generator=generator, device="cpu")
+    own = dict(norm.named_parameters())
     used = {
         role: values.clone()
         for role, values in (("weight", weight), ("bias", bias))
-        if isinstance(parameter := getattr(norm, role, None), nn.Parameter) and parameter.shape == values.shape
+        if role in own and own[role].shape == values.shape
     }
     others = {name: _on_cpu(x) for name, x in (*norm.named_parameters(), *norm.named_buffers()) if name not in used}
     try:

@@ -1,6 +1,7 @@
 """A recipe says how a model is opened; what it says is what is opened, and what is reported is what ran."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import random_ids
+from safetensors.torch import load_file, save_file
 
 import minigpt
 from minigpt import ConfigError, NormError, Recipe
@@ -177,3 +179,110 @@ def test_an_option_of_opening_is_declared_once_and_every_list_of_them_is_whole()
     assert f"each a value or a list: {', '.join(name for name in AXES if name != 'fit')}\n" in page
     assert differences(Recipe(quantize="int8")) == ["int8 weights are other weights"]
     assert differences(Recipe(norm="rms", center=True, dtype="bfloat16", attention="eager")) == []
+
+
+class Scaled(minigpt.LayerNorm):
+    """A norm with a number that no Parameter holds."""
+
+    def __init__(self, *args: Any, alpha: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.alpha = alpha
+
+
+def made(source: str) -> Any:
+    """Return what a cell of a notebook defines as ``Norm``: its class is of no file."""
+    names: dict[str, Any] = {"__name__": "__main__", "minigpt": minigpt}
+    exec(source, names)
+    return names["Norm"]
+
+
+CELL = """
+FACTOR = {factor}
+class Norm(minigpt.LayerNorm):
+    size = {size}
+    def standardize(self, x):
+        return super().standardize(x) * FACTOR * {constant}
+"""
+FIRST = {"factor": 1, "size": 1, "constant": 1}
+
+
+def test_norms_of_one_name_have_fingerprints_of_their_own() -> None:
+    factory = lambda alpha: lambda *args, **how: Scaled(*args, alpha=alpha, **how)  # noqa: E731
+    norms = {
+        "class": Scaled,
+        "partial": functools.partial(Scaled, alpha=0.1),
+        "another partial": functools.partial(Scaled, alpha=0.9),
+        "lambda": lambda *args, **how: Scaled(*args, **how),
+        "another lambda": lambda *args, **how: Scaled(*args, alpha=0.2, **how),
+        "closure": factory(0.1),
+        "another closure": factory(0.2),
+        "cell": made(CELL.format(**FIRST)),
+        **{f"cell, {name}": made(CELL.format(**FIRST | {name: 2})) for name in FIRST},
+    }
+    prints = {name: Recipe("demo", norm=norm).fingerprint() for name, norm in norms.items()}
+    assert len({*prints.values()}) == len(norms), prints
+    again = Recipe("demo", norm=made(CELL.format(**FIRST))).fingerprint()
+    assert again == prints["cell"]
+    for alike in (functools.partial(Scaled, alpha=0.1), functools.partial(functools.partial(Scaled), alpha=0.1)):
+        assert Recipe("demo", norm=alike).fingerprint() == prints["partial"]
+
+
+@pytest.mark.parametrize("norm", [functools.partial(Scaled, alpha=0.1), lambda size: Scaled(size)])
+def test_the_shell_has_no_words_for_a_norm_without_a_name(norm: Any) -> None:
+    with pytest.raises(ConfigError, match="which the command line has no words for"):
+        Recipe("demo", norm=norm).command()
+
+
+def test_what_a_partial_says_stands(caplog: pytest.LogCaptureFixture) -> None:
+    partial = functools.partial
+    for norm in (partial(minigpt.LayerNorm, eps=1e-3), partial(partial(minigpt.LayerNorm), eps=1e-3)):
+        model = minigpt.from_pretrained("demo", norm=norm, sites="ln_f", device="cpu")
+        assert (model.ln_f.eps, model.h[0].ln_1.eps) == (1e-3, 1e-5)
+        assert caplog.messages[-1] == "eps is 0.001 in LayerNorm, where the model's is 1e-05"
+    mix = minigpt.norms.build(partial(minigpt.norms.lookup("mix"), share=0.25), 8)
+    assert minigpt.norms.name_of(mix) == "mix:0.25"
+
+
+def test_another_norm_stands_beside_the_code_that_config_json_names(tmp_path: Path) -> None:
+    for name in ("Mine", "Other"):
+        source = f"import minigpt\nclass {name}(minigpt.LayerNorm):\n    pass\n"
+        (tmp_path / f"{name.lower()}.py").write_text(source)
+    mine, other = f"{tmp_path / 'mine.py'}:Mine", f"{tmp_path / 'other.py'}:Other"
+    folder = tmp_path / "model"
+    minigpt.save_pretrained(minigpt.from_pretrained("demo", norm=mine, sites="h.0.ln_1", device="cpu"), folder)
+
+    def at(norm: Any) -> dict[str, str]:
+        model = minigpt.from_pretrained(folder, norm=norm, device="cpu")
+        kinds = {site: type(module).__name__ for site, module in model.norm_modules().items()}
+        return {site: kind for site, kind in kinds.items() if kind in ("Mine", "Other")}
+
+    assert at({"h.0.ln_1": mine, "ln_f": other}) == {"h.0.ln_1": "Mine", "ln_f": "Other"}
+    assert at({"ln_f": other, "h.0.ln_1": mine}) == {"h.0.ln_1": "Mine", "ln_f": "Other"}
+    assert at({"*": mine, "ln_f": other}) == {"h.0.ln_1": "Mine", "ln_f": "Other"}
+    assert at(mine) == {"h.0.ln_1": "Mine"}
+    assert at(other) == {"h.0.ln_1": "Other"}  # the class may have another name now
+
+
+@pytest.mark.parametrize("norm", ["taper", "taper:0.5", "taper:0.25", "frozen"])
+def test_the_constants_of_the_checkpoint_stay_with_its_kind_of_norm(norm: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TALE)
+    tokenizer = minigpt.Tokenizer.from_pretrained("demo")
+    model = minigpt.from_pretrained("demo", norm="taper", fit=tmp_path / "text", device="cpu")
+    minigpt.save_pretrained(model, tmp_path / "model", tokenizer)
+    again = minigpt.from_pretrained(tmp_path / "model", norm=norm, device="cpu")
+    for site, module in model.norm_modules().items():
+        assert torch.equal(again.get_buffer(f"{site}.calibration"), module.get_buffer("calibration"))
+
+
+def test_numbers_that_were_saved_without_dimensions_are_read(tmp_path: Path) -> None:
+    model = minigpt.from_pretrained("demo", norm="derf", device="cpu")
+    minigpt.save_pretrained(model, tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {name: x.view(()) if x.numel() == 1 else x for name, x in load_file(file).items()}
+    assert sum(x.ndim == 0 for x in old.values()) == 2 * len(model.norm_sites())
+    save_file(old, file, {"format": "pt"})
+    again = minigpt.from_pretrained(tmp_path, device="cpu")
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    fresh = minigpt.norms.build("derf", 128)
+    fresh.load_state_dict({name: x.view(()) if x.numel() == 1 else x for name, x in fresh.state_dict().items()})
+    assert all(parameter.shape in ((1,), (128,)) for parameter in fresh.parameters())

@@ -23,6 +23,7 @@ BOOKKEEPING = re.compile(
     r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*|use_cache|prompt_lookup\w*"
 )
 OFF = (0, 1, "dynamic")
+KNOWN = {*SETTINGS, "max_length"}
 SHAPES_A_DRAW = [name for name, setting in SETTINGS.items() if setting.shapes_draw]
 
 
@@ -140,7 +141,7 @@ def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
         del settings["top_k"]
     if "stop_strings" in settings:  # transformers' name
         settings["stop"] = settings.pop("stop_strings")
-    return {name: value for name, value in settings.items() if name in SETTINGS or value is True or value not in OFF}
+    return {name: value for name, value in settings.items() if name in KNOWN or value is True or value not in OFF}
 
 
 def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
@@ -166,12 +167,11 @@ def _room(most: Any, prompt: str, tokenizer: "Tokenizer | None") -> int:
     from minigpt.generation.decode import prompt_ids
 
     if not is_int(most):
-        raise GenerationError(f"must be a number of tokens, got {most!r:.200}", argument="max_length")
+        raise GenerationError(f"max_length in generation_config.json must be a number of tokens, got {most!r:.200}")
     length = 0 if tokenizer is None else len(prompt_ids(tokenizer, prompt))
     if length >= most:
         raise GenerationError(
-            f"is {most} in generation_config.json, and the prompt has {length} tokens; give max_new_tokens",
-            argument="max_length",
+            f"max_length in generation_config.json is {most}, and the prompt has {length} tokens; give --max-new-tokens"
         )
     return most - length
 

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_long, c_void_p
 from functools import cache
-from operator import is_
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -365,8 +364,9 @@ class StepKernel:
         addresses = list(map(Tensor.data_ptr, map(dict.get, *self.tensors)))
         if not self.has_copies:
             return parts, addresses, []
-        tensors = list(map(dict.get, *self.tensors))
-        return parts, addresses, [tensor._version for tensor in tensors if not tensor.is_inference()]
+        tensors: list[Any] = list(map(dict.get, *self.tensors))
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return parts, addresses, versions
 
     def __call__(
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor,

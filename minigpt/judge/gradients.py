@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import ConfigError, GenerationError, NormError, listing
-from minigpt.host import hooked, uncompiled
+from minigpt.host import hooked, is_sharded, uncompiled
 from minigpt.norms.foreign.construct import title
 from minigpt.norms.foreign.locate import last_line
 from minigpt.report.fields import GradientError, noise_ratio
@@ -39,8 +39,8 @@ def gradients_of(
         norms: the paths of its norms, behind ``prefix``, which an error may name.
 
     Raises:
+        ConfigError: if Parameters are sharded, are on several devices, or have no values here.
         GenerationError: if no text has two tokens.
-        ConfigError: if Parameters are on several devices, or have no values here.
         NormError: if no gradient reaches the embedded input, where the message names the norms that pass none, or
             PyTorch cannot compute gradients of what the model does.
     """
@@ -88,13 +88,17 @@ def trainable(model: nn.Module, device: torch.device) -> dict[str, nn.Parameter]
     """Return the Parameters that may have a gradient, by the names that they have without ``torch.compile``.
 
     Raises:
-        ConfigError: if some are not on this device.
+        ConfigError: if one is sharded, or some are not on this device.
     """
     parameters = {}
     elsewhere = defaultdict[str, list[str]](list)
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             continue
+        if is_sharded(parameter):
+            raise ConfigError(
+                f"need every Parameter in this process, and {uncompiled(name)} is sharded", argument="gradients"
+            )
         parameters[uncompiled(name)] = parameter
         if parameter.device != device:
             elsewhere[str(parameter.device)].append(uncompiled(name))

@@ -53,6 +53,14 @@ def build(
     return module
 
 
+def build_raw(norm: NormSpec, width: int, *, eps: float, bias: bool) -> nn.Module:
+    """Return somebody else's norm over rows of a width as its class makes it. Raises as ``build``."""
+    make = locate(norm) if isinstance(norm, str) else norm
+    module, takes_eps = construct(make, (width,), eps=eps, bias=bias)
+    record_of(module).notes = eps_notes(module, eps, takes_eps)
+    return module
+
+
 def _ours(make: Callable[..., nn.Module], shape: int | Sequence[int], eps: float, bias: bool) -> nn.Module:
     """Return a norm of this package, with what a ``functools.partial`` of its class says."""
     keywords: dict[str, Any] = {"eps": eps, "bias": bias}

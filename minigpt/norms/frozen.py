@@ -22,6 +22,9 @@ class FrozenLayerNorm(LayerNorm):
     In a trained GPT-2 the first position has massive activations. Their deviation is many times that of the others, so
     position 0 has a constant of its own, as in the papers (arXiv 2507.02559, section 2).
 
+    The norms of queries and keys get a row for each head, in an order that the model decides. There all rows have one
+    constant.
+
     A norm does not know the positions of its rows. The model tells them by ``tell_positions``. By default the rows of
     each text begin at position 0.
 
@@ -51,7 +54,9 @@ class FrozenLayerNorm(LayerNorm):
         usual, first = self.calibration.to(x.dtype)
         rows = x.shape[: x.ndim - len(self.normalized_shape)]  # (..., T)
         is_first = self.is_first
-        if is_first is None or is_first.shape[-1:] != rows[-1:]:
+        if len(rows) > 2:  # of heads
+            is_first = torch.tensor(False, device=x.device)
+        elif is_first is None or is_first.shape[-1:] != rows[-1:]:
             is_first = torch.arange(rows[-1], device=x.device) == 0 if rows else torch.tensor(True, device=x.device)
         deviation = torch.where(is_first, first, usual)[(..., *[None] * len(self.normalized_shape))]
         return (x - x.mean(dim=self.row_dims, keepdim=True)) / deviation
@@ -73,8 +78,10 @@ class FrozenLayerNorm(LayerNorm):
         """
         if x.shape[1] < 2:
             raise NormError(f"calibration needs texts of two tokens or more, got {x.shape[1]}")
-        deviation = self.deviation(x.detach().to(torch.promote_types(x.dtype, torch.float32))).flatten(1)  # (B, T)
+        deviation = self.deviation(x.detach().to(torch.promote_types(x.dtype, torch.float32)))  # (B, T, ...)
         first, usual = deviation[:, 0].mean(), deviation[:, 1:].mean()
+        if x.ndim - len(self.normalized_shape) > 2:  # of heads
+            first = usual = deviation.mean()
         if not (first.isfinite() and usual.isfinite()):
             raise NormError("calibration needs activations that are finite; some are NaN or infinite")
         self.freeze(first, usual)
@@ -108,7 +115,7 @@ def as_calibration(saved: Tensor) -> Float[Tensor, "2"]:
     return saved
 
 
-def needs_text(norm: nn.Module) -> bool:
+def needs_text(norm: object) -> bool:
     """Return True for a norm that takes constants from a text before it can run."""
     return isinstance(norm, FrozenLayerNorm) and not norm.is_ready
 

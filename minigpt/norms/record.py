@@ -18,6 +18,7 @@ class NormRecord:
         originals: the checkpoint's "weight" and "bias" for this site, where the norm does not use them.
         initial: the values that its Parameters and buffers were built with, where a checkpoint may lack them.
         site: what the norm computes that it replaces, a ``minigpt.host.NormSite``.
+        adds_one: whether the norm itself multiplies by 1 + weight, as the site does.
         trained: the name of the norm in the checkpoint itself, if that was no LayerNorm. Nothing can be fitted to it.
     """
 
@@ -26,6 +27,7 @@ class NormRecord:
     originals: dict[str, nn.Parameter] = dataclasses.field(default_factory=dict)
     initial: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     site: Any = None
+    adds_one: bool = False
     trained: str | None = None
 
 

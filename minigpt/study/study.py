@@ -28,7 +28,7 @@ from minigpt.judge.door import architecture_of, open_source
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import code_files
 from minigpt.norms.foreign.locate import locate as locate_code
-from minigpt.norms.frozen import needs_text
+from minigpt.norms.frozen import FrozenLayerNorm, needs_text
 from minigpt.recipe import Recipe
 from minigpt.study.schedule import MERGE, Schedule, parse_schedule
 from minigpt.swap.sites import matching
@@ -183,7 +183,10 @@ def chosen_sites(recipe: Recipe) -> set[str]:
 def takes_text(norm: str) -> bool:
     """Return whether a norm takes constants from a text before it can run. One that cannot be built does not."""
     try:
-        return needs_text(norms.build(norm, TRIAL_WIDTH))
+        make = locate_code(norm)
+        cls = getattr(make, "func", make)
+        is_frozen = isinstance(cls, type) and issubclass(cls, FrozenLayerNorm)
+        return is_frozen and needs_text(norms.build(norm, TRIAL_WIDTH))
     except NormError:  # the check of all cells says why
         return False
 

@@ -4,6 +4,7 @@ B batch, T tokens, C embedding.
 """
 
 import copy
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,15 +13,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.errors import GenerationError, NormError
+from minigpt.errors import GenerationError, NormError, listing
 from minigpt.files import read_text
-from minigpt.host import copy_without_hooks, hooked, host_of, install
+from minigpt.host import copy_without_hooks, hooked, host_of, install, unwrapped
 from minigpt.model.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
+from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm, plain_norm
 from minigpt.norms.frozen import FrozenLayerNorm, needs_text
 from minigpt.norms.record import record_of
-from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, share
+from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, require_own_parameters, share
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
 MOST_ROWS = 16  # of a text, each as long as the context
@@ -58,6 +60,8 @@ def fit_norms(
     at each value. ``frozen`` norms take their deviations first. A norm that already equals the original one keeps its
     Parameters.
 
+    Norms that nobody swapped are left out of the result, if there are others.
+
     The checkpoint's Parameters are not changed. The fitted norm gets its own, and ``swap_norms`` restores the others.
 
     Args:
@@ -80,7 +84,22 @@ def fit_norms(
         )
     check_known(input_ids, len(host.weight))
     check_context(None, None, input_ids.shape[1], input_ids.shape[1], host.shape.n_positions)
-    return fit_to(model, input_ids, {site: original_norm(model.get_submodule(site), model) for site in chosen})
+    present = {site: unwrapped(model.get_submodule(site)) for site in chosen}
+    swapped = [site for site, norm in present.items() if _was_swapped(norm)]
+    targets: dict[str, nn.Module] = {}
+    for site, norm in present.items():
+        require_own_parameters(site, norm, host)
+        if site in swapped or not swapped or host.norm_site(norm).kind != "other":
+            targets[site] = original_norm(norm, model)
+    fits = fit_to(model, input_ids, targets)
+    own = [site for site, fit in fits.items() if swapped and site not in swapped and fit.before == fit.after]
+    return {site: fit for site, fit in fits.items() if site not in own}
+
+
+def _was_swapped(norm: nn.Module) -> bool:
+    """Return whether a norm was swapped in, or is not a LayerNorm in the checkpoint itself."""
+    record = record_of(norm)
+    return record.site is not None or record.trained is not None
 
 
 @torch.no_grad()
@@ -88,7 +107,8 @@ def fit_to(
     model: nn.Module, input_ids: Int[Tensor, "batch seq"], targets: Mapping[str, nn.Module]
 ) -> dict[str, Explained]:
     """Fit the norms at the sites of ``targets`` to the norms that it holds. Arguments are not checked."""
-    norms = {site: model.get_submodule(site) for site in targets}
+    present = {site: model.get_submodule(site) for site in targets}
+    norms = {site: unwrapped(norm) for site, norm in present.items()}
     modes = [(part, part.training) for part in model.modules()]
     fittings = {site: Fitting(site, norm, targets[site]) for site, norm in norms.items()}
     try:
@@ -97,13 +117,18 @@ def fit_to(
         with hooked(model):
             host_of(model).run(input_ids)
     finally:
-        install(model, norms)
+        install(model, present)
         for part, mode in modes:
             part.training = mode
+    off = [site for site, fitting in fittings.items() if fitting.explained is None]
+    if off and len(off) == len(fittings):
+        raise NormError(f"the model does not run {listing(off)}, so nothing is fitted; is its adapter off?")
+    if off:
+        logging.getLogger("minigpt").warning("the model does not run %s, so nothing is fitted there", listing(off))
     for site, fitting in fittings.items():
         if fitting.trial is not None:
             _adopt(norms[site], fitting.trial)
-    return {site: fitting.explained for site, fitting in fittings.items()}
+    return {site: fitting.explained for site, fitting in fittings.items() if fitting.explained is not None}
 
 
 def fit_on_text(
@@ -137,21 +162,23 @@ def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[
 class Fitting(nn.Module):
     """Stands at a norm's site while the model reads the text once."""
 
-    explained: Explained
+    explained: Explained | None = None  # if it was run
 
     def __init__(self, site: str, norm: nn.Module, original: nn.Module) -> None:
         super().__init__()
         self.norm, self.original = norm, original
-        self.title = f"{site} ({title(norm.norm if isinstance(norm, AdaptedNorm) else norm)})"
+        inner = inner_norm(norm)
+        self.title = f"{site} ({title(inner.norm if isinstance(inner, AdaptedNorm) else inner)})"
         self.trial: nn.Module | None = None  # a fitted copy of the norm, if it was fitted
 
-    def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
+    def forward(self, x: Float[Tensor, "batch seq *row"]) -> Float[Tensor, "batch seq *row"]:
         with naming(self.norm):
             return self._fit(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-    def _fit(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
+    def _fit(self, x: Float[Tensor, "batch seq *row"]) -> Float[Tensor, "batch seq *row"]:
         """Fit a copy of the norm; return its output for ``x``."""
-        trial, target = copy_without_hooks(self.norm).to(x.dtype), copy.deepcopy(self.original).to(x.dtype)(x)
+        trial = plain_norm(copy_without_hooks(self.norm)).to(x.dtype)
+        target = copy.deepcopy(self.original).to(x.dtype)(x)
         if isinstance(trial, FrozenLayerNorm):
             trial.is_first = None  # of the rows that were read before
             if trial.calibration is None:
@@ -192,30 +219,30 @@ def require_fitted(model: nn.Module) -> None:
         NormError: the message says how it gets them.
     """
     for site, norm in host_of(model).norms().items():
-        if needs_text(norm):
+        if needs_text(inner_norm(norm)):
             raise NormError(
                 f"must name a text: the frozen norm at {site} takes its deviations from one", argument="fit"
             )
 
 
-def r_squared(output: Float[Tensor, "batch seq embd"], target: Float[Tensor, "batch seq embd"]) -> float:
+def r_squared(output: Float[Tensor, "batch seq *row"], target: Float[Tensor, "batch seq *row"]) -> float:
     """Return the share of the variance of ``target`` over the tokens that ``output`` explains (R squared)."""
-    return float(1 - _error(output, target) / _error(target, target.double().mean((0, 1))))
+    return float(1 - _error(output, target) / _variation(target))
 
 
 def original_norm(norm: nn.Module, model: nn.Module) -> nn.Module:
     """Return the norm that a norm of ``model`` replaces, on the checkpoint's Parameters.
 
     Raises:
-        NormError: if that is neither a LayerNorm nor an RMSNorm.
+        NormError: if that is neither a LayerNorm nor an RMSNorm, or its Parameters are sharded or offloaded.
     """
-    host = host_of(model)
+    host, norm = host_of(model), unwrapped(norm)
+    require_own_parameters(title(inner_norm(norm)), norm, host)
     kind = host.norm_site(norm).kind
     if kind == "other":
         raise NormError(f"{title(norm)} replaces a norm that is neither a LayerNorm nor an RMSNorm")
     original = build_like(norm, {"layer_norm": "fused", "rms_norm": "rms"}[kind], host)
-    share(original, norm, host)
-    return original
+    return plain_norm(share(original, norm, host))
 
 
 def separate(norm: nn.Module) -> None:
@@ -229,16 +256,28 @@ def separate(norm: nn.Module) -> None:
 def _adopt(norm: nn.Module, trial: nn.Module) -> None:
     """Give a norm the fitted values, as its own Parameters."""
     separate(norm)
-    fitted = dict(trial.named_parameters())
+    fitted, inner = dict(trial.named_parameters()), inner_norm(norm)
     for name, parameter in norm.named_parameters():
-        parameter.copy_(fitted[name])
-    if isinstance(norm, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
-        norm.calibration = trial.calibration.to(norm.weight.dtype)
+        parameter.copy_(fitted[name.removeprefix("norm.") if isinstance(norm, OnePlusNorm) else name])
+    if isinstance(norm, OnePlusNorm):
+        norm.weight.copy_(fitted["weight"] - 1)
+    if isinstance(inner, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
+        inner.calibration = trial.calibration.to(norm.get_parameter("weight").dtype)
 
 
 def _error(output: Tensor, target: Tensor) -> Tensor:
     """Return the sum of squared differences, in float64."""
     return (output.double() - target.double()).square().sum()
+
+
+def _rows(x: Float[Tensor, "*dims embd"]) -> Float[Tensor, "rows embd"]:
+    """Return the rows of a norm's input or output: one a token, or one a token and head."""
+    return x.flatten(0, -2)
+
+
+def _variation(target: Tensor) -> Tensor:
+    """Return the sum of squared differences from the mean row."""
+    return _error(target, _rows(target).double().mean(0))
 
 
 def _equals(output: Tensor, target: Tensor, relative: float) -> bool:
@@ -261,7 +300,7 @@ def _scaled(bare: Tensor, affine: Mapping[str, Tensor]) -> Tensor:
 
 def _least_squares(affine: Mapping[str, Tensor], bare: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return the scale and shift (C), of those in ``affine``, with which ``bare`` comes closest to ``target``."""
-    u, y = bare.double().flatten(0, 1), target.double().flatten(0, 1)  # (tokens, C)
+    u, y = _rows(bare).double(), _rows(target).double()
     u_mean, y_mean = (u.mean(0), y.mean(0)) if "bias" in affine else (torch.zeros_like(u[0]),) * 2
     du = u - u_mean
     variance = du.square().sum(0)
@@ -289,8 +328,8 @@ def _search(
             fitted = _least_squares(affine, bare, target)
         return (_scaled(bare, fitted) - target).square().mean()
 
-    stride = max(1, x.shape[0] * x.shape[1] // SCAN_TOKENS)
-    few = [rows.flatten(0, 1)[::stride][None] for rows in (x, target)]  # (1, about 1,024, C)
+    stride = max(1, len(_rows(x)) // SCAN_TOKENS)
+    few = [_rows(values)[::stride][None] for values in (x, target)]  # (1, about 1,024, C)
     for number in (parameter for parameter in others if parameter.numel() == 1 and parameter.item() != 0):
         start, losses = number.clone(), {}
         for factor in SCAN:
@@ -298,7 +337,7 @@ def _search(
             losses[factor] = float(loss(*few).nan_to_num(torch.inf))
         number.copy_(start * min(losses, key=lambda factor: losses[factor]))
     best, values = float("inf"), [parameter.detach().clone() for parameter in others]
-    per_element = float(_error(target, target.double().mean((0, 1)))) / target.numel()
+    per_element = float(_variation(target)) / target.numel()
 
     def closure() -> float:
         nonlocal best, values

@@ -50,7 +50,8 @@ def fold_norms(model: GPT2) -> GPT2:
     _require_conv1d(model, [layer for _, layer in pairs])
     for site, layer in pairs:
         _require_finite(layer, *_folded(model.get_submodule(site), model.get_submodule(layer)))
-    _require_finite("lm_head", _folded_head(model.ln_f, model.wte if model.config.tie_word_embeddings else model.lm_head))
+    head = model.wte if model.config.tie_word_embeddings else model.lm_head
+    _require_finite("lm_head", _folded_head(model.ln_f, head))
     for site, layer in pairs:
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer))
     for norm in model.norm_modules().values():

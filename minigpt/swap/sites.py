@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
-from minigpt.host import Host, copy_without_hooks, host_of, install
+from minigpt.host import OFFLOADED, Host, copy_without_hooks, host_of, install, is_sharded, norm_site, unwrapped
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
+from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm
 from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.norms.record import record_of
+from minigpt.norms.record import ATTRIBUTE, record_of
 
 EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
+IN_WRAPPER = re.compile(r"\.(original_module|base_layer|(modules_to_save|ln_tuning_layers)\.[^.]+)$")  # of PEFT
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
@@ -33,7 +35,11 @@ def swap_norms(
     swapping back restores the model exactly, except for hooks: they go with the module they were put on. A module that
     stands at several paths is replaced at each. In place of a fitted norm's Parameters it uses the checkpoint's. Its
     eps is the site's. A warning says if its class has another, and what becomes of a scale or shift that the class
-    lacks. Where a site multiplies by 1 + weight, the new norm gets a weight of its own, which is larger by one.
+    lacks. Where a site multiplies by 1 + weight, the new norm is given that sum in each call, and the Parameter stays.
+    A class that multiplies so itself gets the Parameter. So what is saved is what the model's own class reads.
+
+    In a wrapper of PEFT (``modules_to_save``, LN tuning) the norms inside are the sites, each with its own Parameters.
+    A pattern that matches the wrapper's path matches them all.
 
     Args:
         model: a ``minigpt.GPT2``, or any causal language model of transformers.
@@ -45,20 +51,20 @@ def swap_norms(
 
     Raises:
         ConfigError: if the model has no norm sites.
-        NormError: if the norm is unknown, cannot be built or cannot run, or a pattern matches no site. Nothing has been
-            replaced then.
+        NormError: if the norm is unknown, cannot be built or cannot run, a pattern matches no site, or a Parameter at a
+            site is sharded or offloaded. Nothing has been replaced then.
     """
     host, chosen = host_with_norms(model), match_sites(model, sites)
-    old = {name: model.get_submodule(name) for name in chosen}
+    old = {name: unwrapped(model.get_submodule(name)) for name in chosen}
     for name, module in old.items():
-        require_own_parameters(name, module)
-    new = {name: build_like(module, norm, host, keep) for name, module in old.items()}
-    for name, module in new.items():
-        share(module, old[name], host)
+        require_own_parameters(name, module, host)
+    built = {name: build_like(module, norm, host, keep) for name, module in old.items()}
+    new = {name: share(module, old[name], host) for name, module in built.items()}
     _require_runs(new[chosen[0]], host)
     install(model, new)
     remarks = {note for module in new.values() for note in norms.notes(module)}
-    if not hasattr(host.root, "norm_modules") and any(isinstance(module, FrozenLayerNorm) for module in new.values()):
+    is_frozen = any(isinstance(inner_norm(module), FrozenLayerNorm) for module in new.values())
+    if is_frozen and not hasattr(host.root, "norm_modules"):
         remarks.add("frozen norms count positions from 0 in each call of this model: use no cache and no left padding")
     for note in sorted(remarks):
         logging.getLogger("minigpt").warning("%s", note)
@@ -101,13 +107,9 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     if not names:
         raise NormError("this model has no norm that can be swapped")
     if pattern in THIRDS:
-        numbers = {name: re.search(r"\.(\d+)\.", name) for name in names}
-        blocks = {name: int(number[1]) for name, number in numbers.items() if number}
-        layers, third = max(blocks.values(), default=-1) + 1, THIRDS.index(pattern)
-        first, end = round(third * layers / 3), round((third + 1) * layers / 3)
-        matched = [name for name, block in blocks.items() if first <= block < end]
+        matched = _of_third(THIRDS.index(pattern), names)
     else:
-        matched = [name for name in names if fnmatchcase(name, pattern)]
+        matched = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(_outer(name), pattern)]
     if not matched:
         if len(names) > MOST_SITES:
             names = [*dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)]
@@ -115,20 +117,50 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     return matched
 
 
-def require_own_parameters(name: str, module: nn.Module) -> None:
-    """Check that weight and bias are Parameters. Pruning, for example, computes them from others.
+def _of_third(third: int, names: Sequence[str]) -> list[str]:
+    """Return the norms of a third of the blocks, 0, 1 or 2; nothing if no name has a block's number."""
+    blocks: dict[str, int] = {}
+    for name in names:
+        number = re.search(r"\.(\d+)\.", name)
+        if number:
+            blocks[name] = int(number[1])
+    layers = max(blocks.values(), default=-1) + 1
+    first, end = round(third * layers / 3), round((third + 1) * layers / 3)
+    return [name for name, block in blocks.items() if first <= block < end]
+
+
+def _outer(name: str) -> str:
+    """Return the path of the wrapper of PEFT around a site, or the site's own."""
+    return IN_WRAPPER.sub("", name)
+
+
+def require_own_parameters(name: str, module: nn.Module, host: Host | None = None) -> None:
+    """Check that weight and bias are Parameters with values. Pruning, for example, computes them from others.
+
+    Args:
+        host: the model, which may be on the device "meta" as a whole.
 
     Raises:
-        NormError: if one of the two is not.
+        NormError: if one of the two is not, or is sharded, or is a placeholder for what accelerate has offloaded.
     """
+    is_offloaded = OFFLOADED in vars(module) or (host is not None and not host.weight.is_meta)
     for role in ("weight", "bias"):
-        if role in module._buffers and module._buffers[role] is not None:
+        if module._buffers.get(role) is not None:
             raise NormError(
                 f"{name} has a fixed {role}, a buffer that no norm can share or train; name other sites, without it"
             )
-    tensors = [tensor for role in ("weight", "bias") if isinstance(tensor := getattr(module, role, None), Tensor)]
-    if not all(isinstance(tensor, nn.Parameter) for tensor in tensors):
-        raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
+        tensor = getattr(module, role, None)
+        if not isinstance(tensor, Tensor):
+            continue
+        if not isinstance(tensor, nn.Parameter):
+            raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
+        if is_sharded(tensor):
+            raise NormError(f"{role} of {name} is sharded (a DTensor); swap and fit norms before fully_shard")
+        if tensor.is_meta and is_offloaded:
+            raise NormError(
+                f"{role} of {name} is offloaded, and a placeholder stands there; load the model without offload, or "
+                "with a device_map that keeps its norms on a device"
+            )
 
 
 def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
@@ -144,31 +176,49 @@ def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collectio
     has_shift = "bias" in parameters or ("weight" not in parameters and site.kind != "rms_norm")
     eps = EPS if site.eps is None else site.eps
     new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
+    if site.adds_one and isinstance(new, AdaptedNorm):
+        raw = norms.build_raw(norm, site.width, eps=eps, bias=has_shift)
+        if norm_site(raw, site.width).adds_one:  # it multiplies as the site does, so its weight is the site's
+            record_of(raw).name, record_of(raw).adds_one = record_of(new).name, True
+            new = raw
     record_of(new).site = site
     return new
 
 
-def share(new: nn.Module, old: nn.Module, host: Host) -> None:
-    """Give ``new`` the checkpoint's Parameters that ``old`` has or remembers; move it to the model's device, dtype."""
-    record, adds_one = record_of(new), host.norm_site(old).adds_one
+def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
+    """Return ``new`` with the checkpoint's Parameters that ``old`` has or remembers, on their device.
+
+    It is in the model's dtype. At a site that multiplies by 1 + weight it is a ``OnePlusNorm``, unless it does so too.
+    """
+    record, site = record_of(new), host.norm_site(old)
+    device = next((parameter.device for parameter in originals(old).values()), host.weight.device)
     with naming(new):
-        new.to(host.weight.device, host.weight.dtype)
+        new.to(device, host.weight.dtype)
         for role, shared in originals(old).items():
             parameter = getattr(new, role, None)
-            if isinstance(parameter, nn.Parameter) and parameter.shape == shared.shape:
-                if role in record_of(old).originals:
-                    shared.data = shared.data.to(parameter)  # the model may have been moved meanwhile
-                if shared.requires_grad and not parameter.requires_grad:
-                    record.notes += (f"{title(new)} freezes its {role}; here it is the model's, which is trained",)
-                if role == "weight" and adds_one:  # the new norm multiplies by its weight alone
-                    record.originals[role] = shared
-                    record.notes += ("the sites multiply by 1 + weight; the new norms' weight is that sum",)
-                    shared = nn.Parameter(shared.detach() + 1, requires_grad=shared.requires_grad)
-                setattr(new, role, shared)
-            else:
+            if not isinstance(parameter, nn.Parameter) or parameter.shape != shared.shape:
                 record.originals[role] = shared
+                continue
+            if role in record_of(old).originals:
+                shared.data = shared.data.to(parameter)  # the model may have been moved meanwhile
+            if shared.requires_grad and not parameter.requires_grad:
+                record.notes += (f"{title(new)} freezes its {role}; here it is the model's, which is trained",)
+            setattr(new, role, shared)
         record.trained = record_of(old).trained
-        new.train(old.training)
+        _take_constants(new, old)
+        if site.adds_one and not record.adds_one and isinstance(getattr(new, "weight", None), nn.Parameter):
+            record.notes += ("the sites multiply by 1 + weight; the new norms are given that sum",)
+            new = OnePlusNorm(new, new.get_parameter("weight"), EPS if site.eps is None else site.eps)
+            setattr(new, ATTRIBUTE, record)
+        return new.train(old.training)
+
+
+def _take_constants(new: nn.Module, old: nn.Module) -> None:
+    """Give a frozen norm the constants of the checkpoint's own, if that is frozen too."""
+    if not (isinstance(new, FrozenLayerNorm) and isinstance(old, FrozenLayerNorm)):
+        return
+    if record_of(old).trained is not None and old.calibration is not None:
+        new.calibration = old.calibration.clone()
 
 
 @torch.no_grad()
@@ -178,9 +228,10 @@ def _require_runs(norm: nn.Module, host: Host) -> None:
     Raises:
         NormError: if it raises, or its output is not like its input.
     """
-    if norms.is_ours(type(norm)) or host.weight.is_meta:
+    if norms.is_ours(type(inner_norm(norm))) or host.weight.is_meta:
         return
-    trial, inner = copy_without_hooks(norm).eval(), norm.norm if isinstance(norm, AdaptedNorm) else norm
+    trial, inner = copy_without_hooks(norm).eval(), inner_norm(norm)
+    inner = inner.norm if isinstance(inner, AdaptedNorm) else inner
     x = torch.arange(2.0 * record_of(norm).site.width).sin().view(1, 2, -1).to(host.weight)
     try:
         with naming(inner), torch.random.fork_rng(devices=[]):

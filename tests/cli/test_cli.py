@@ -356,6 +356,11 @@ def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, 
     message = complaint(ended('{"do_sample": false, "top_k": 5}'))
     assert message.startswith("error: top_k ")
     assert f"generation_config.json of {copy}" in message
+    length = len(minigpt.Tokenizer.from_pretrained(copy).encode("the dog"))
+    assert ended(f'{{"do_sample": false, "max_length": {length + 9}}}').out == greedy
+    assert ended('{"do_sample": false, "max_length": 3}', "--max-new-tokens", 9).out == greedy
+    assert f"is 1, and the prompt has {length} tokens" in complaint(ended('{"max_length": 1}'))
+    assert "max_length in generation_config.json must be a number" in complaint(ended('{"max_length": "long"}'))
     several = ended('{"num_return_sequences": 3, "max_length": 20, "max_new_tokens": 3}')
     assert complaint(several).startswith("error: num_return_sequences ")
     assert complaint(ended('{"num_beams": 4, "transformers_version": "5"}')).startswith("error: num_beams ")

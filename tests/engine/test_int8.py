@@ -1,5 +1,6 @@
 """Weights in eight bits: the rounding is theirs alone, a row is its own, and what cannot be honoured is refused."""
 
+import copy
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -138,8 +139,12 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     model = small_model()
     with torch.no_grad():
         model.h[1].mlp.c_fc.weight[3, 4] = torch.inf
-    with pytest.raises(ConfigError, match="must be finite"):
+    modules, state = [type(part) for part in model.modules()], copy.deepcopy(model.state_dict())
+    with pytest.raises(ConfigError, match=r"must be finite to be quantized, got NaN or infinity in h\.1\.mlp\.c_fc"):
         quantize_int8(model)
+    assert [type(part) for part in model.modules()] == modules
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

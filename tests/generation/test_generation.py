@@ -192,6 +192,12 @@ def test_ended_rows_are_filled_by_the_pad_or_else_the_end() -> None:
     assert written(Scripted(*rows, pad_token_id=9), eos_token_id=7) == filled[9]
     assert written(Scripted(*rows, pad_token_id=9), eos_token_id=7, pad_token_id=299) == filled[299]
     assert written(Scripted(*rows, eos_token_id=7, pad_token_id=0)) == filled[0]
+    for none in (-1, 300):  # no id of this vocabulary
+        assert written(Scripted(*rows, eos_token_id=7, pad_token_id=none)) == filled[7]
+        assert written(Scripted(*rows, eos_token_id=(none, 7), pad_token_id=none)) == filled[7]
+    assert written(Scripted(*rows, pad_token_id=9), eos_token_id=[-1, 7], pad_token_id=None) == filled[7]
+    with pytest.raises(GenerationError, match="pad_token_id must be an id, got -1"):
+        written(Scripted(*rows), eos_token_id=7, pad_token_id=-1)
 
 
 def test_no_step_is_taken_after_the_last_row_has_ended() -> None:

@@ -17,7 +17,7 @@ import minigpt
 from minigpt import NormError
 from minigpt.files import Lines
 from minigpt.study.run import run_study
-from minigpt.study.study import Study, cells_with, command, fingerprint_of, read_study
+from minigpt.study.study import Study, cells_with, command, fingerprint_of, read_study, takes_text
 
 NORM = """
 from minigpt import LayerNorm
@@ -309,3 +309,14 @@ def test_an_original_is_read_and_named_once(tmp_path: Path) -> None:
     run_study(read_study(tmp_path / "study.toml"), tmp_path / "out", lambda what, _: said.append(what))
     assert [what.rpartition(": ")[2] for what in said].count("reading the original") == 1
     assert [what.rpartition(": ")[2] for what in said].count("judging it at the swap") == 2
+@pytest.mark.parametrize(
+    ("norm", "takes"), [("frozen", True), ("taper:0.5", True), ("taper", True), ("taper:1", False), ("rms", False)]
+)
+def test_a_norm_that_needs_a_text_takes_the_studys(norm: str, takes: bool, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("Once upon a time there was a garden. " * 40)
+    text = str(tmp_path / "text")
+    (cell,) = Study(models=["demo"], norms=[norm], text=text).cells()
+    assert cell.recipe.fit == (text if takes else None)
+    assert takes_text(norm) == takes
+    (own,) = Study(models=["demo"], norms=[norm], text=text, options={"fit": ["other"]}).cells()
+    assert own.recipe.fit == "other"

@@ -1,12 +1,20 @@
 """Norms swapped and fitted in models of other architectures: a site's own function leaves the logits as they are."""
 
+import copy
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import transformers
-from architectures import ARCHITECTURES, random_model
+from architectures import ARCHITECTURES, HEADS, Architecture, random_model
+from helpers import assert_same_bits, assert_within, rms
 from torch import Tensor, nn
 
 import minigpt
+from minigpt.host import Float64
 
 
 @pytest.fixture
@@ -59,13 +67,60 @@ def test_a_site_keeps_its_own_eps(ids: Tensor) -> None:
     assert model.model.norm.eps == pytest.approx(1e-3)
 
 
-def test_a_norm_that_multiplies_by_one_more_gets_a_weight_of_its_own() -> None:
-    model = random_model("gemma")
-    before = model.model.norm.weight.detach().clone()
-    minigpt.swap_norms(model, "rms", "model.norm")
-    torch.testing.assert_close(model.model.norm.weight.detach(), before + 1)
-    minigpt.swap_norms(model, "textbook", "model.norm")
-    torch.testing.assert_close(model.model.norm.weight.detach(), before + 1)
+OF_NEXT = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+NEXT = Architecture(
+    transformers.Qwen3NextConfig,
+    HEADS | OF_NEXT | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "rms", "model.norm",
+)  # fmt: skip
+OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in ("gemma2", "gemma3", "qwen3_next")]
+
+
+@pytest.mark.parametrize("name", ["gemma", "nemotron", *OTHERS])  # whose norms multiply by 1 + weight
+@torch.no_grad()
+def test_a_norm_that_multiplies_by_one_more_keeps_the_parameter(
+    name: str, ids: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "qwen3_next", NEXT)
+    model: Any = random_model(name)
+    before, held, own = model(ids).logits, dict(model.named_parameters()), type(model.model.norm)
+    same, kind = ("rms", "fused") if minigpt.norm_sites(model)["model.norm"].kind == "rms_norm" else ("textbook", "rms")
+    for norm in (same, nn.RMSNorm if same == "rms" else nn.LayerNorm, same, own):
+        sites = minigpt.swap_norms(model, norm)
+        assert_within(rms(model(ids).logits - before), 1e-5 * rms(before), rms(before), str(norm))
+        assert {k: id(v) for k, v in model.named_parameters()} == {k: id(v) for k, v in held.items()}
+        model.save_pretrained(tmp_path / "saved")
+        again = type(model).from_pretrained(tmp_path / "saved").eval()
+        assert_within(rms(again(ids).logits - before), 1e-5 * rms(before), rms(before), f"{norm}, saved")
+    assert {type(model.get_submodule(site)) for site in sites} == {own}
+    minigpt.swap_norms(model, kind)
+    assert rms(model(ids).logits - before) > 1e-3 * rms(before)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert_same_bits(copied(ids).logits, model(ids).logits, "copied and pickled")
+    changed = {key: value + 0.01 for key, value in model.state_dict().items()}
+    model.load_state_dict(changed)
+    minigpt.swap_norms(model, own)
+    torch.testing.assert_close(model.state_dict(), changed)
+
+
+def test_training_goes_on_at_a_norm_that_multiplies_by_one_more(ids: Tensor) -> None:
+    """Two steps with a swap between them are two steps without one."""
+    plain = random_model("gemma").double()
+    changed = copy.deepcopy(plain)
+    for model in (plain, changed):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with Float64():
+                model(ids).logits.square().mean().backward()
+            optimizer.step()
+            if model is changed:
+                minigpt.swap_norms(model, "rms")
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(changed.get_parameter(name), parameter, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "pythia"])
@@ -129,3 +184,44 @@ def test_hooks_are_neither_run_nor_copied_as_norms_are_probed_tried_and_fitted(i
     assert meter.calls == 2 * 4  # of the norms before it, which run
     minigpt.swap_norms(model, nn.RMSNorm)
     assert meter.calls == 2 * 4
+
+
+@pytest.mark.parametrize("norm", ["dyt", "rms", "frozen", "taper:0.5"])
+def test_norms_of_heads_are_fitted(norm: str, ids: Tensor) -> None:
+    """Their inputs have four dimensions: a row for each token and head."""
+    model = random_model("qwen3")
+    sites = minigpt.swap_norms(model, norm, "*.q_norm")
+    explained = minigpt.fit_norms(model, ids)
+    assert [*explained] == sites  # norms that nobody swapped are left out
+    assert all(site.after > max(0.5, site.before - 1e-6) for site in explained.values())
+    assert [*minigpt.fit_norms(model, ids, "model.norm")] == ["model.norm"]
+    minigpt.swap_norms(model, norm)
+    assert len(minigpt.fit_norms(model, ids)) == len(minigpt.norm_sites(model))
+
+
+def test_a_third_of_blocks_without_a_number_is_refused() -> None:
+    model = nn.Sequential(OrderedDict(embedding=nn.Embedding(96, 32), norm=nn.LayerNorm(32), head=nn.Linear(32, 96)))
+    with pytest.raises(minigpt.NormError, match="no norm site matches 'early'; the sites are norm"):
+        minigpt.swap_norms(model, "rms", "early")
+
+
+class WithResidual(nn.RMSNorm):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return super().forward(x if residual is None else x + residual)
+
+
+class WithGate(nn.RMSNorm):
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(x) if gate is None else super().forward(x) * gate
+
+
+@torch.no_grad()
+def test_an_optional_second_input_is_no_hindrance_and_a_gate_is(ids: Tensor) -> None:
+    model: Any = random_model("qwen3")
+    weight = model.model.norm.weight
+    model.model.norm, model.model.gated_norm = WithResidual(32, 1e-6), WithGate(32)
+    model.model.norm.weight = weight
+    before = model(ids).logits
+    assert "model.norm" in minigpt.swap_norms(model, "rms")
+    assert "model.gated_norm" not in minigpt.norm_sites(model)
+    torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-5)

@@ -111,11 +111,11 @@ class AdaptedNorm(nn.LayerNorm):
         ]
         for borrower, name, _ in self._loans:
             del borrower._parameters[name]
-        self._lend()
+        self.lend()
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the module's output for ``x`` (..., *normalized_shape), with the scale and shift that it lacks."""
-        self._lend()
+        self.lend()
         y = self.norm(x)
         require_same_shape(y, x, self.norm)  # or a scale would spread a smaller one
         return self.completed(y)
@@ -123,7 +123,7 @@ class AdaptedNorm(nn.LayerNorm):
     def extra_repr(self) -> str:
         return "; ".join((f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}", *notes(self)))
 
-    def _lend(self) -> None:
+    def lend(self) -> None:
         """Give the module the present weight and bias, which torch.func may replace for one call."""
         for borrower, name, role in self._loans:
             borrower.__dict__[name] = getattr(self, role)  # not registered, or a checkpoint would have it twice

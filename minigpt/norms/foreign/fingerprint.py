@@ -8,7 +8,7 @@ import functools
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -38,6 +38,24 @@ class _Description:
     def __init__(self) -> None:
         self.met: dict[int, int] = {}
         self.kept: list[object] = []  # so that no other object gets the same id
+        self.ways: dict[type, Callable[[Any], Any]] = {
+            functools.partial: self._partial,
+            FunctionType: self._function,
+            MethodType: lambda method: [self.of(method.__func__), self.of(method.__self__)],
+            staticmethod: lambda method: self.of(method.__func__),
+            classmethod: lambda method: self.of(method.__func__),
+            property: self._property,
+            type: self._class,
+            ModuleType: lambda module: module.__name__,
+            BuiltinFunctionType: _name,
+            Tensor: self._tensor,
+            nn.Module: self._module,
+            Mapping: self._mapping,
+            list: self._sequence,
+            tuple: self._sequence,
+            set: lambda items: sorted(map(repr, items)),
+            frozenset: lambda items: sorted(map(repr, items)),
+        }
 
     def of(self, thing: Any) -> Any:
         if isinstance(thing, PLAIN):
@@ -46,63 +64,75 @@ class _Description:
             return ["met", self.met[id(thing)]]
         self.met[id(thing)] = len(self.met)
         self.kept.append(thing)
-        if isinstance(thing, functools.partial):
-            return ["partial", self.of(thing.func), self.of(thing.args), self.of(thing.keywords)]
-        if isinstance(thing, FunctionType):
-            return self._function(thing)
-        if isinstance(thing, CodeType):
-            return self._code(thing)
-        if isinstance(thing, MethodType):
-            return ["method", self.of(thing.__func__), self.of(thing.__self__)]
-        if isinstance(thing, staticmethod | classmethod):
-            return self.of(thing.__func__)
-        if isinstance(thing, property):
-            return ["property", *(self.of(function) for function in (thing.fget, thing.fset, thing.fdel))]
-        if isinstance(thing, type):
-            return self._class(thing)
-        return self._value(thing)
-
-    def _value(self, thing: Any) -> Any:
-        if isinstance(thing, ModuleType | BuiltinFunctionType):
-            return f"{getattr(thing, '__module__', '')} {thing.__name__}"
-        if isinstance(thing, Tensor):
-            data = thing.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            return [str(thing.dtype), list(thing.shape), hashlib.sha256(data).hexdigest()]
-        if isinstance(thing, Mapping):
-            return ["map", [[self.of(key), self.of(value)] for key, value in thing.items()]]
-        if isinstance(thing, list | tuple):
-            return ["list", [self.of(item) for item in thing]]
-        if isinstance(thing, set | frozenset):
-            return ["set", sorted(map(repr, thing))]
-        if isinstance(thing, nn.Module):
-            return self._module(thing)
+        for kind, way in self.ways.items():
+            if isinstance(thing, kind):
+                return [kind.__name__, way(thing)]
         if callable(thing) and hasattr(thing, "__dict__"):
             return ["object", self.of(type(thing)), self.of(vars(thing))]
         return repr(thing)
 
-    def _module(self, module: nn.Module) -> Any:
-        """Describe a module by its class and its attributes, without its tensors, and by its parts."""
-        own = {name: value for name, value in vars(module).items() if name not in STATE and isinstance(value, PLAIN)}
-        return ["module", self.of(type(module)), self.of(own), self.of(dict(module.named_children()))]
+    def _partial(self, partial: functools.partial[Any]) -> Any:
+        return [self.of(partial.func), self.of(partial.args), self.of(partial.keywords)]
 
     def _function(self, function: FunctionType) -> Any:
         if _is_installed(function):
-            return f"{function.__module__}:{function.__qualname__}"
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+            return _name(function)
+        cells = []
+        for cell in function.__closure__ or ():
+            cells.append(self.of(cell.cell_contents) if _is_filled(cell) else None)
         defaults = [function.__defaults__, function.__kwdefaults__]
-        return ["function", self._code(function.__code__, function.__globals__), self.of(cells), self.of(defaults)]
+        return [self._code(function.__code__, function.__globals__), cells, self.of(defaults)]
 
-    def _code(self, code: CodeType, names: Mapping[str, Any] | None = None) -> Any:
+    def _code(self, code: CodeType, values: Mapping[str, Any]) -> Any:
         """Describe code: its instructions, its constants, and the values of the global names that it uses."""
-        constants = [self._code(one, names) if isinstance(one, CodeType) else self.of(one) for one in code.co_consts]
-        used = {name: names[name] for name in code.co_names if names and name in names}
-        return ["code", hashlib.sha256(code.co_code).hexdigest(), code.co_names, constants, self.of(used)]
+        constants = []
+        for constant in code.co_consts:
+            is_code = isinstance(constant, CodeType)
+            constants.append(self._code(constant, values) if is_code else self.of(constant))
+        used = []
+        for name in code.co_names:
+            used.append([name, self.of(values.get(name))])
+        return [_digest(code.co_code), constants, used]
+
+    def _property(self, thing: property) -> Any:
+        return [self.of(thing.fget), self.of(thing.fset), self.of(thing.fdel)]
 
     def _class(self, cls: type) -> Any:
         if _is_installed(cls):
-            return f"{cls.__module__}:{cls.__qualname__}"
-        members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-        return ["class", cls.__qualname__, self.of(cls.__bases__), self.of(members)]
+            return _name(cls)
+        members = dict(vars(cls))
+        for slot in ("__dict__", "__weakref__"):  # their repr has an address
+            members.pop(slot, None)
+        return [cls.__qualname__, self.of(cls.__bases__), self.of(members)]
+
+    def _module(self, module: nn.Module) -> Any:
+        """Describe a module by its class and its attributes, without its tensors, and by its parts."""
+        own = {}
+        for name, value in vars(module).items():
+            if name not in STATE and isinstance(value, PLAIN):
+                own[name] = value
+        return [self.of(type(module)), self.of(own), self.of(dict(module.named_children()))]
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        return [str(tensor.dtype), list(tensor.shape), _digest(data.numpy().tobytes())]
+
+    def _mapping(self, mapping: Mapping[Any, Any]) -> Any:
+        pairs = []
+        for key, value in mapping.items():
+            pairs.append([self.of(key), self.of(value)])
+        return pairs
+
+    def _sequence(self, items: Sequence[Any]) -> Any:
+        return list(map(self.of, items))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}:{thing.__qualname__}"
 
 
 def _is_filled(cell: Any) -> bool:
