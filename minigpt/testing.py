@@ -35,6 +35,7 @@ def assert_norm_parity(
     cases: str | Iterable[str] = "*",
     device: str | torch.device | None = None,
     seed: int = 0,
+    arrays: str | None = None,
 ) -> None:
     """Assert that ``norm`` is a LayerNorm, or an RMSNorm, at every dtype, as ``conformance.check_norm`` judges it.
 
@@ -44,6 +45,8 @@ def assert_norm_parity(
         cases: one or more shell-style patterns for names and groups of cases: "float16, *", "gradients".
         device: where to run it; CUDA by default if there is one, else the CPU.
         seed: of the rows and weights.
+        arrays: the package whose arrays the norm takes, if it is a function ``norm(x, weight, bias, eps)``: "numpy",
+            "jax", ...; None for what its attribute ``arrays`` says.
 
     Raises:
         AssertionError: if it is not. The message names the mistake, then each failed case with its error and bound.
@@ -51,7 +54,7 @@ def assert_norm_parity(
         ConfigError: if the device is unknown or absent.
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
-    report = check_norm(norm, kind=kind, cases=cases, device=device, seed=seed)
+    report = check_norm(norm, kind=kind, cases=cases, device=device, seed=seed, arrays=arrays)
     if not report.passed:
         raise AssertionError(str(report))
 

@@ -17,6 +17,7 @@ def norms(
     given: Given,
     check: str | None = None,
     kind: Annotated[str | None, typer.Option("--as")] = None,
+    arrays: str | None = None,
     dtype: str = "float32",
     every_case: Annotated[bool, typer.Option("--all")] = False,
     html: OutFile = None,
@@ -29,6 +30,7 @@ def norms(
     Args:
         check: Run the conformance kit on this norm; no model is needed.
         kind: Judge it as a layer_norm or an rms_norm; by default as what it claims to be, or else as a layer_norm.
+        arrays: The package whose arrays a function norm(x, weight, bias, eps) takes: numpy, jax, ...
         dtype: The dtype that verdict and exit status are about.
         every_case: Print every case of --check.
         seed: Of the rows and weights of --check; a fresh one by default, which the report prints.
@@ -37,6 +39,7 @@ def norms(
     Examples:
         minigpt norms
         minigpt norms --check my_norm.py:MyNorm
+        minigpt norms --check flax_norm.py:norm --arrays jax
 
         Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
@@ -60,7 +63,7 @@ def norms(
     if kind not in (None, *KINDS):
         raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")
     with progress() as say:
-        report = check_norm(check, kind=kind, device=device, progress=say, seed=seed)
+        report = check_norm(check, kind=kind, device=device, progress=say, seed=seed, arrays=arrays)
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -13,6 +13,7 @@ from minigpt.conformance.subject import Subject, Unsupported
 from minigpt.device import DTYPES
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.locate import last_line
+from minigpt.norms.foreign.packages import NotSupported
 from minigpt.report.numerals import brief
 
 
@@ -179,6 +180,11 @@ class Case:
     axis: Axis
     value: str
 
+    @property
+    def is_backward(self) -> bool:
+        """True if it compares gradients."""
+        return self.group == "gradients"
+
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged."""
         outcomes = {}
@@ -192,10 +198,15 @@ class Case:
 
     @torch.no_grad()
     def _at(self, subject: Subject, dtype: torch.dtype) -> Outcome:
+        outcomes: list[Outcome] = []
         try:
-            outcomes = list(self.compare(subject, dtype))
+            for outcome in self.compare(subject, dtype):
+                outcomes.append(outcome)
         except Unsupported as error:
             return Outcome(None, math.inf, note=str(error))
+        except NotSupported as error:
+            if not outcomes:  # else what was compared before counts
+                return Outcome(None, math.inf, note=str(error))
         except NormError as error:
             return Outcome(False, math.inf, note=str(error))
         except RAISED as error:

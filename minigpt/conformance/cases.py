@@ -16,6 +16,7 @@ from minigpt.device import HALVES
 from minigpt.errors import NormError
 from minigpt.host import ways_of_rounding
 from minigpt.norms.foreign.construct import naming
+from minigpt.norms.foreign.packages import NotSupported
 
 # Those around the powers of two that kernels are written for, GPT-2's, and one that no block of a kernel divides
 POWERS = [power + side for power in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192) for side in (-1, 0, 1)]
@@ -218,7 +219,12 @@ def gradients(
     Args:
         forward: a function that computes with the norm's Parameters.
         frozen: that of "input", "weight" and "bias" that takes no gradient.
+
+    Raises:
+        NotSupported: if the norm is a function of arrays that gives no gradients.
     """
+    if norm.lacks_gradients:
+        raise NotSupported(f"{norm.name} gives no gradients")
     leaves = {"input": x.detach().clone(), **norm.parameters}
     for name, leaf in leaves.items():
         leaf.requires_grad_(name != frozen)

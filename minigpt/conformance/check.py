@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from minigpt.conformance.arrays import asked_of, company, coverage, unasked
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import Case, CaseResult
 from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES, WIDTHS
@@ -21,6 +22,7 @@ from minigpt.errors import NormError
 from minigpt.files import finite
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.build import claim_of
+from minigpt.norms.foreign.arrays import with_arrays
 from minigpt.norms.registry import KINDS, require_on
 from minigpt.watch import watched
 
@@ -45,6 +47,7 @@ class ConformanceReport:
     notes: list[str]  # remarks, for example on an eps that cannot be set
     cases: list[CaseResult]
     mistakes: list[Diagnosis]  # empty if the norm passed
+    coverage: str = COVERAGE
 
     @property
     def passed(self) -> bool:
@@ -93,7 +96,7 @@ class ConformanceReport:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields.pop("mistakes")
         fields |= {"cases": [case.to_dict() for case in self.cases], "diagnoses": self.diagnoses, "dtypes": self.dtypes}
-        return finite({"verdict": "pass" if self.passed else "fail", **fields, "coverage": COVERAGE})
+        return finite({"verdict": "pass" if self.passed else "fail", **fields})
 
     def __str__(self) -> str:
         """Return the verdict, the diagnoses, the failed cases and the notes, a line each."""
@@ -114,6 +117,7 @@ def check_norm(
     progress: Progress | None = None,
     cases: str | Iterable[str] = "*",
     seed: int | None = None,
+    arrays: str | None = None,
 ) -> ConformanceReport:
     """Judge whether ``norm`` is a LayerNorm with GPT-2's eps: (x - mean) / sqrt(var + 1e-5) * weight + bias.
 
@@ -129,6 +133,9 @@ def check_norm(
         progress: called with the name of each group of cases when it begins, and the share of groups done.
         cases: one or more shell-style patterns for names and groups of cases ("values", "gradients*").
         seed: of the rows and weights; None draws one, which the report has, so that a norm cannot know its rows.
+        arrays: the package whose arrays the norm takes, if it is a function ``norm(x, weight, bias, eps)``: "numpy",
+            "jax", ...; None for what its attribute ``arrays`` says. Without an attribute ``vjp`` its gradients are not
+            judged.
 
     Raises:
         NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case or kind matches.
@@ -138,14 +145,15 @@ def check_norm(
 
     device = resolve_device(device)
     require_values(device)
-    chosen = _matching(cases)
-    groups = list(dict.fromkeys(case.group for case in chosen))
-    begin = Steps(progress, total=len(groups) + 1)
+    norm = with_arrays(norm, arrays)
     kind = claim_of(norm) or "layer_norm" if kind is None else kind
     if kind not in KINDS:
         raise NormError(f"the kind of a norm must be {' or '.join(KINDS)}, got {kind!r}")
     seed = secrets.randbelow(2**31) if seed is None else seed
     subject = Subject(norm, device, seed, centers=kind == "layer_norm")
+    chosen = asked_of(subject, _matching(cases))
+    groups = list(dict.fromkeys(case.group for case in chosen))
+    begin = Steps(progress, total=len(groups) + 1)
     unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
     results: list[CaseResult] = []
     with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings(), watched() as changes:
@@ -156,17 +164,20 @@ def check_norm(
         for group in groups:
             begin(f"checking {group}")
             results += [case.run(subject) for case in chosen if case.group == group]
-        said = [*notes(candidate.module), *remarks(subject, candidate, results)]
+        said = [*notes(candidate.module), *unasked(subject, candidate), *company(subject, results)]
+        said += remarks(subject, candidate, results)
         mistakes: list[Diagnosis] = []
         if all(result.passed for result in results):
-            said += second_derivatives(subject)
+            if subject.array_function is None:
+                said += second_derivatives(subject)
         else:
             begin("looking for what is wrong")
             mistakes = diagnoses(subject, results)
     require_on(norm, device)
     if changes:
         said.append(f"it changes the process: {', '.join(changes)}")
-    return ConformanceReport(subject.name, kind, str(device), EPS, seed, software(), said, results, mistakes)
+    covered = coverage(subject, candidate, COVERAGE)
+    return ConformanceReport(subject.name, kind, str(device), EPS, seed, software(), said, results, mistakes, covered)
 
 
 def case_names() -> list[str]:

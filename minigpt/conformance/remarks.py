@@ -148,8 +148,10 @@ def rounding(candidate: Built) -> list[str]:
 def refusals(results: Results) -> list[str]:
     """Return a sentence on the widths that the norm refuses."""
     refused = []
+    judged = {dtype for case in results for dtype in case.dtypes}
     for case in results:
-        if case.axis is Axis.WIDTH and not case.is_backward and case.refused.keys() - {"float64"}:
+        at = case.refused.keys() & judged
+        if case.axis is Axis.WIDTH and not case.is_backward and at - {"float64"}:
             refused.append(case)
     if not refused:
         return []

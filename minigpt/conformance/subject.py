@@ -16,6 +16,7 @@ from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, Truth, Weights,
 from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
+from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.foreign.locate import locate
 
@@ -56,6 +57,11 @@ class Built:
     def foreign(self) -> nn.Module:
         """The module without what was put around it: its class is what a message names."""
         return self.adapted.norm if self.adapted else self.module
+
+    @property
+    def lacks_gradients(self) -> bool:
+        """True for a function of arrays that gives no gradients."""
+        return lacks_gradients(self.foreign)
 
     @property
     def is_completed(self) -> bool:
@@ -243,8 +249,36 @@ class Subject:
 
     @property
     def takes_eps(self) -> bool:
-        """True if its constructor takes an eps."""
-        make = locate(self.norm) if isinstance(self.norm, str) else self.norm
+        """True if its constructor, or its function, takes an eps."""
+        make = self._make
+        function = array_function(make)
+        if function is not None:
+            return "eps" in function.roles
         if norms.is_ours(getattr(make, "func", make)):
             return True
         return construct(make, (64,), eps=OTHER_EPS, bias=True).takes_eps
+
+    @property
+    def array_function(self) -> ArrayFunction | None:
+        """The norm as a function of arrays of another package than PyTorch; None if it is none."""
+        function = array_function(self._make)
+        return None if function is None or function.package.name == "torch" else function
+
+    @property
+    def has_few_shapes(self) -> bool:
+        """True if its package compiles each operation again for each shape, so that it is asked few of them."""
+        function = self.array_function
+        return function is not None and function.package.compiles_by_shape
+
+    @property
+    def repeats_bits(self) -> bool:
+        """True if a row must have the same bits alone as among others.
+
+        PyTorch's and NumPy's sums keep them. Other packages choose another order of sums for another shape.
+        """
+        function = self.array_function
+        return function is None or function.package.name == "numpy"
+
+    @property
+    def _make(self) -> Any:
+        return locate(self.norm) if isinstance(self.norm, str) else self.norm

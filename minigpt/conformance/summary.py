@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.conformance.case import CaseResult
-from minigpt.conformance.check import COVERAGE, ConformanceReport
+from minigpt.conformance.check import ConformanceReport
 from minigpt.norms.registry import KINDS
 from minigpt.report.numerals import brief
 from minigpt.report.parts import Cell, Number, Part
@@ -36,7 +36,7 @@ def conformance_summary(
     for sentence in sentences:
         lines.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
     lines += [_cases(report)] if every_case else _group_lines(report)
-    lines.append(Text(f"  covers    {COVERAGE}"))
+    lines.append(Text(f"  covers    {report.coverage}"))
     lines.append(Text(f"  seed      {report.seed}: --seed {report.seed} asks the same again"))
     if not every_case:
         lines.append(MORE)
@@ -48,7 +48,7 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
     from minigpt.report.page import Sheet, render
 
     about = f"A norm may be {KINDS[report.kind]} at one dtype and not at another."
-    facts = {"covers": COVERAGE, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
+    facts = {"covers": report.coverage, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
     failures, passes = _parts(report)
     parts = [
         Part("dtypes", "At each dtype", about, ("dtype", "verdict"), list(report.verdicts.items())),

@@ -8,6 +8,7 @@ from torch import nn
 
 from minigpt.choices import KEEP, check_keep
 from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, eps_notes, is_ours
+from minigpt.norms.foreign.arrays import ArrayFunction, ArrayNorm, array_function
 from minigpt.norms.foreign.construct import construct, naming
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
@@ -31,8 +32,9 @@ def build(
     the class lacks is applied to its output. ``norms.notes`` tells of that, and of an eps that the class does not take.
 
     Args:
-        norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, or a function that makes a
-            module.
+        norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, a function that makes a
+            module, or a function of arrays, ``norm(x, weight, bias, eps)``, whose attribute ``arrays`` names their
+            package.
         eps: passed on if the class takes one.
         bias: whether there is a shift; passed on if the class takes such a flag.
         keep: which of "scale" and "shift" to add to a class that lacks them.
@@ -46,9 +48,15 @@ def build(
     if is_ours(getattr(make, "func", make)):
         return _ours(make, normalized_shape, eps, bias)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    module, takes_eps = construct(make, shape, eps=eps, bias=bias)
+    function = array_function(make)
+    if function is None:
+        module, takes_eps = construct(make, shape, eps=eps, bias=bias)
+    else:
+        module = ArrayNorm(function, shape, eps=eps, bias=bias)
+        takes_eps = module.takes_eps
+    how: dict[str, Any] = {"eps": eps, "bias": bias, "keep": keep, "takes_eps": takes_eps}
     with naming(make):
-        module = adapt(module, shape, eps=eps, bias=bias, keep=keep, takes_eps=takes_eps)
+        module = adapt(module, shape, **how, probes=function is None)
     record_of(module).name = name_of(norm)
     return module
 
@@ -81,6 +89,8 @@ def name_of(norm: object) -> str:
     Args:
         norm: what ``build`` takes, or a module that stands in a model.
     """
+    if isinstance(norm, ArrayFunction):
+        norm = norm.norm
     if isinstance(norm, str):
         return norm
     if isinstance(norm, functools.partial):

@@ -26,6 +26,7 @@ from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.model.inputs import check_known
+from minigpt.norms.foreign.arrays import require_gradients
 from minigpt.recipe import Recipe
 from minigpt.study.resume import WEIGHTS, damage_of, newest_written, note_damaged, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
@@ -94,11 +95,13 @@ def finetune(
 
     Raises:
         ConfigError: if a setting cannot be used, or another process trains in ``out``.
-        NormError: if the norm is unknown, or the schedule does not fit the model.
+        NormError: if the norm is unknown or gives no gradients, or the schedule does not fit the model.
         CheckpointError: if the model cannot be read or has no tokenizer, or ``out`` cannot be written.
         GenerationError: if a text cannot be read.
         DivergedError: if the loss or a weight is not finite.
     """
+    for _, norm in recipe.pairs():
+        require_gradients(norm)
     schedule, checkpoints = checked_schedule(recipe, training), checkpoints_of(recipe, training, Path(out), seed)
     with writing(Path(out), lambda: resumable_step(checkpoints, training.steps)):
         checkpoints.mkdir(parents=True, exist_ok=True)

@@ -26,18 +26,20 @@ Paths = list[str]  # the names that one Parameter has in a module; tied Paramete
 
 
 def adapt(
-    module: nn.Module, shape: tuple[int, ...], *, eps: float, bias: bool, keep: Collection[str], takes_eps: bool
-) -> nn.Module:
+    module: nn.Module, shape: tuple[int, ...], *, eps: float, bias: bool, keep: Collection[str], takes_eps: bool,
+    probes: bool = True,
+) -> nn.Module:  # fmt: skip
     """Return ``module``, or an ``AdaptedNorm`` around it, as a norm over ``shape``.
 
     Args:
         bias: whether the model's norm has a shift.
         keep: which of "scale" and "shift" to add if the module has none.
         takes_eps: whether the module's constructor took ``eps``.
+        probes: whether to look at outputs for what its scale does.
     """
     notes = eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
-        scale, ignored = _scale(module, shape)
+        scale, ignored = _scale(module, shape) if probes else (_find(module, SCALES, shape), ())
         shift = _find(module, SHIFTS, shape) if bias else []
         if not scale and "scale" in keep:
             shift = []  # applied beside the module too, so that it comes after the scale

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.errors import RAISED, MiniGPTError, NormError
-from minigpt.norms.foreign.locate import last_line, source_file
+from minigpt.norms.foreign.locate import FUNCTION, last_line, source_file
 
 EPS = re.compile(r"(\w+_)?(eps|epsilon)")
 SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
@@ -65,6 +65,7 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
 
 def title(make: object) -> str:
     """Return what a class, function or module is called in a message."""
+    make = getattr(make, FUNCTION, make)
     if isinstance(make, functools.partial):
         return title(make.func)
     return type(make).__qualname__ if isinstance(make, nn.Module) else getattr(make, "__qualname__", repr(make))

@@ -23,6 +23,7 @@ from minigpt.watch import watched
 
 IMPORTS, WORDS = re.compile(r"^\s*(?:from|import)\b.*", re.MULTILINE), re.compile(r"\w+")
 OURS = str(Path(__file__).parents[2])
+FUNCTION = "minigpt_function"  # attribute of what is put around a function: messages name the function
 
 
 def locate(norm: str) -> Callable[..., Any]:
@@ -86,6 +87,7 @@ def code_files(norm: Any) -> list[Path]:
 
 def source_file(make: object) -> str | None:
     """Return the file that a class, function or module is written in; None if there is none."""
+    make = getattr(make, FUNCTION, make)
     written: Any = type(make) if isinstance(make, nn.Module) else getattr(make, "func", make)
     try:
         return inspect.getsourcefile(inspect.unwrap(written))
