@@ -99,6 +99,45 @@ def attention() -> str:
     return markdown(["norm", "first position, mean of heads, %", "most of a head, %", *layers], lines)
 
 
+def norms_elsewhere(kind: str) -> str:
+    """Return the table of other packages' norms of a kind, from ``elsewhere-norms.json``."""
+    results = json.loads((RESULTS / "elsewhere-norms.json").read_text(encoding="utf-8"))
+    heads = [
+        "norm", "default eps", "ordinary", "massive", "shifted", "width 4,096", "constant rows", "rounds at bfloat16",
+        "same bits alone", "float32, bfloat16, float16", "measured",
+    ]  # fmt: skip
+    lines = []
+    for row in results["rows"]:
+        if row["kind"] == kind:
+            lines.append(norm_line(row))
+    return markdown(heads, lines)
+
+
+def norm_line(row: dict[str, Any]) -> list[str]:
+    """Return the cells of a norm: errors over PyTorch's own at float32, then what it does at others."""
+    wide, half = row["float32"], row["bfloat16"]
+    line = [f"{row['package']} {row['version']} `{row['norm']}`", eps_of(row["default_eps"])]
+    for rows in ("ordinary", "massive", "shifted", "wide"):
+        line.append(ratio_of(wide[rows]) if rows in wide else "raises")
+    line.append(f"{wide['constant']['error']:.1g}" if "constant" in wide else "raises")
+    line.append(half.get("rounds", "raises"))
+    alone = [figures["same_bits_alone"] for figures in (wide, half) if "same_bits_alone" in figures]
+    if not alone:
+        line.append("raises")
+    else:
+        line.append("yes" if all(alone) else "no")
+    return [*line, ", ".join(row["verdicts"].values()), row["date"]]
+
+
+def eps_of(eps: float | None) -> str:
+    return "none" if eps is None else f"{eps:g}"
+
+
+def ratio_of(figures: dict[str, float]) -> str:
+    """Return an error over PyTorch's own."""
+    return f"{figures['error'] / figures['pytorch']:.2g}"
+
+
 def gpu() -> str:
     """Return the table of parity on a GPU: comparisons and ratios to the noise floor, by dtype and norm."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -113,6 +152,8 @@ def gpu() -> str:
 
 
 if __name__ == "__main__":
+    for kind in ("layer_norm", "rms_norm"):
+        print(f"{kind} elsewhere\n\n{norms_elsewhere(kind)}\n")
     print(f"gpu\n\n{gpu()}\n")
     print(f"speed\n\n{speed()}\n\n{speed_in_short()}\n")
     print(f"attention\n\n{attention()}\n")

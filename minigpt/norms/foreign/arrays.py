@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from minigpt.errors import RAISED, NormError
+from minigpt.errors import NormError
 from minigpt.norms.foreign.adapt import SCALES, SHIFTS
 from minigpt.norms.foreign.construct import EPS, naming, title
 from minigpt.norms.foreign.locate import locate
@@ -69,6 +69,9 @@ class ArrayFunction:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ArrayFunction":
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrayFunction, (self.norm, self.package.name)
 
     @property
     def has_gradients(self) -> bool:
@@ -138,11 +141,11 @@ class ArrayFunction:
     def _tensor(self, array: Any, what: str, like: Tensor) -> Tensor:
         """Return an array as a tensor on the device of ``like``, whose shape it must have."""
         name, place = what + title(self), _place_of(self.func)
-        try:
-            tensor = self.package.to_tensor(array).to(like.device)
-        except RAISED:
+        if not self.package.is_array(array):
             kind = type(array).__name__
-            raise NormError(f"{name} must be one array of {self.package.name}, got a {kind}{place}") from None
+            raise NormError(f"{name} must be one array of {self.package.name}, got a {kind}{place}")
+        with naming(self, name):  # a lazy package computes it here
+            tensor = self.package.to_tensor(array).to(like.device)
         if tensor.shape != like.shape:
             got = tuple(tensor.shape)
             raise NormError(f"{name} must have the shape {tuple(like.shape)}, got {got}{place}")
@@ -225,7 +228,7 @@ class ArrayNorm(nn.LayerNorm):
     def __init__(self, function: ArrayFunction, shape: tuple[int, ...], *, eps: float, bias: bool) -> None:
         nn.Module.__init__(self)
         self.normalized_shape, self.elementwise_affine = shape, True
-        self.function, self.model_eps = function, eps
+        self.function, self.epsilon_of_model = function, eps
         if self.takes_eps:
             self.eps = eps
         if hasattr(function.func, "exact"):
@@ -253,7 +256,7 @@ class ArrayNorm(nn.LayerNorm):
         call = self.function.differentiable
         if self.function.package.name == "torch":
             call = self.function.output
-        return call(rows, _flat(self.weight), _flat(self.bias), self.model_eps).view(x.shape)
+        return call(rows, _flat(self.weight), _flat(self.bias), self.epsilon_of_model).view(x.shape)
 
     def extra_repr(self) -> str:
         return f"{title(self.function)}, {self.normalized_shape}, arrays of {self.function.package.name}"

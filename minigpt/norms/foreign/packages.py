@@ -39,11 +39,13 @@ class Package(NamedTuple):
         name: of its module.
         to_array: a function from a tensor to an array with its numbers; it raises NotSupported for a dtype that the
             package lacks.
+        is_array: a function from an object to whether it is one of its arrays.
         to_tensor: a function from an array to a tensor.
     """
 
     name: str
     to_array: Callable[[Tensor], Any]
+    is_array: Callable[[Any], bool]
     to_tensor: Callable[[Any], Tensor]
 
     @property
@@ -59,14 +61,14 @@ def package_of(name: object) -> Package:
         NormError: if it does not import, or has no ``from_dlpack``.
     """
     if name == "numpy":
-        return Package("numpy", to_numpy, of_numpy)
+        return Package("numpy", to_numpy, lambda made: isinstance(made, np.ndarray), of_numpy)
     if name == "torch":
-        return Package("torch", lambda tensor: tensor, _itself)
+        return Package("torch", _itself, lambda made: isinstance(made, Tensor), _itself)
     if not isinstance(name, str) or not name.isidentifier():
         raise NormError(f"must be the name of a package, numpy, torch, jax, ..., got {name!r}", argument="arrays")
     module = _imported(name)
     make = _numpy_maker(name, module) if name in MAKERS else _dlpack_maker(name)
-    return Package(name, make, _of_dlpack)
+    return Package(name, make, _has_numbers, _of_dlpack)
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -81,14 +83,8 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.view(torch.int16).numpy().view(_bfloat16())
 
 
-def of_numpy(array: Any) -> Tensor:
-    """Return an array as a tensor, on the same memory where PyTorch can use it.
-
-    Raises:
-        TypeError: if it is no array.
-    """
-    if not isinstance(array, np.ndarray):
-        raise TypeError
+def of_numpy(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor, on the same memory where PyTorch can use it."""
     if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy()
     if array.dtype.name == "bfloat16":
@@ -103,10 +99,13 @@ def _bfloat16() -> Any:
         raise _without("numpy", torch.bfloat16) from None
 
 
-def _itself(tensor: Any) -> Tensor:
-    if not isinstance(tensor, Tensor):
-        raise TypeError
+def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _has_numbers(made: Any) -> bool:
+    """Return True for what has DLPack, or a method that gives NumPy's array."""
+    return hasattr(made, "__dlpack__") or callable(getattr(made, "numpy", None))
 
 
 def _imported(name: str) -> ModuleType:
@@ -177,13 +176,7 @@ def _without(name: str, dtype: torch.dtype) -> NotSupported:
 
 
 def _of_dlpack(array: Any) -> Tensor:
-    """Return an array as a tensor of its own.
-
-    Raises:
-        TypeError: if it is no array.
-    """
-    if not hasattr(array, "__dlpack__"):
-        if isinstance(array, str | bytes) or not hasattr(array, "numpy"):
-            raise TypeError
-        return of_numpy(array.numpy()).clone()
-    return torch.from_dlpack(array).clone()
+    """Return an array as a tensor of its own."""
+    if hasattr(array, "__dlpack__"):
+        return torch.from_dlpack(array).clone()
+    return of_numpy(array.numpy()).clone()
