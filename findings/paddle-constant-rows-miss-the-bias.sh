@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Paddle 3.3.1 on the CPU: layer_norm of a row of one value is not the bias. The mean is the product of the sum and a
-# rounded 1 / n, so what is left is divided by sqrt(eps).
+# Paddle 3.3.1 on the CPU: layer_norm of a row of one value is not the bias. Its mean is not exact, and what is left is
+# divided by sqrt(eps).
 #
-# Seen: a row of 768 times 100.3 comes out above 0.05, where the right answer is 0.
+# Seen: a row of 768 times 100.3 comes out as 0.029, where the right answer is 0.
 set -euo pipefail
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
@@ -24,5 +24,5 @@ for value in (0.1, 1.0, -2.5, 10.0, 100.3):
 print("paddlepaddle", paddle.__version__)
 print("off the bias, by value:", *(f"{error:.2g}" for error in errors))
 assert errors[1] == 0, errors  # 768 times 1 is exact
-assert max(errors) > 0.05, errors
+assert max(errors) > 0.01, errors
 PY

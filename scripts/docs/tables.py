@@ -103,8 +103,8 @@ def norms_elsewhere(kind: str) -> str:
     """Return the table of other packages' norms of a kind, from ``elsewhere-norms.json``."""
     results = json.loads((RESULTS / "elsewhere-norms.json").read_text(encoding="utf-8"))
     heads = [
-        "norm", "default eps", "ordinary", "massive", "shifted", "width 4,096", "constant rows", "rounds at bfloat16",
-        "same bits alone", "float32, bfloat16, float16", "measured",
+        "norm", "default eps", "ordinary", "massive", "shifted", "width 4,096", "constant rows", "shifted at bfloat16",
+        "rounds at bfloat16", "same bits alone", "float32, bfloat16, float16", "measured",
     ]  # fmt: skip
     lines = []
     for row in results["rows"]:
@@ -120,6 +120,7 @@ def norm_line(row: dict[str, Any]) -> list[str]:
     for rows in ("ordinary", "massive", "shifted", "wide"):
         line.append(ratio_of(wide[rows]) if rows in wide else "raises")
     line.append(f"{wide['constant']['error']:.1g}" if "constant" in wide else "raises")
+    line.append(ratio_of(half["shifted"]) if "shifted" in half else "raises")
     line.append(half.get("rounds", "raises"))
     alone = [figures["same_bits_alone"] for figures in (wide, half) if "same_bits_alone" in figures]
     if not alone:

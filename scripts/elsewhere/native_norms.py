@@ -21,8 +21,8 @@ CLANG = Path(sys.executable).with_name("clang")
 CLANG.write_text(
     f"""#!/bin/sh
 made=$(mktemp)
-{sys.executable} -m ziglang cc -c -x c -O2 -fPIC -ffreestanding -fno-math-errno -nostdlib -fno-ident -g0 -fno-sanitize=all \\
-    -target x86_64-linux-musl -mcpu=native - -o "$made" && cat "$made"
+{sys.executable} -m ziglang cc -c -x c -O2 -fPIC -ffreestanding -fno-math-errno -nostdlib -fno-ident \\
+    -g0 -fno-sanitize=all -target x86_64-linux-musl -mcpu=native - -o "$made" && cat "$made"
 rm -f "$made"
 """
 )

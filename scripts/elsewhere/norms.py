@@ -24,7 +24,9 @@ from minigpt.files import write_atomically
 
 HERE = Path(__file__).parent
 GROUPS = {  # what to install beside the active environment
-    "jax_norms": ("jax==0.10.2", "flax==0.12.8", "equinox==0.13.8", "dm-haiku==0.0.17", "penzai==0.2.5", "keras==3.15.1"),
+    "jax_norms": (
+        "jax==0.10.2", "flax==0.12.8", "equinox==0.13.8", "dm-haiku==0.0.17", "penzai==0.2.5", "keras==3.15.1",
+    ),
     "native_norms": (
         "mlx[cpu]==0.32.4", "tinygrad==0.14.0", "ziglang==0.17.1", "paddlepaddle==3.3.1", "onnx==1.23.2",
         "onnxruntime==1.32.0", "openvino==2026.4.1",
@@ -54,7 +56,9 @@ def measured(python: Path, group: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each norm of a group, measured in an environment."""
     path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
     command = [str(python), str(HERE / "measure_norms.py"), group]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
+    )
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             yield {"group": group, **json.loads(line)}
