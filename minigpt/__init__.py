@@ -10,7 +10,7 @@ from minigpt.version import __version__ as __version__
 TYPE_CHECKING = False  # as type checkers know it; ``typing`` takes longer to import than all else here
 
 if TYPE_CHECKING:
-    from minigpt import engine, generation, hf, model, norms, serve, swap, testing
+    from minigpt import engine, engines, generation, hf, model, norms, serve, swap, testing
     from minigpt.checkpoint import load_norms, save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
@@ -42,10 +42,10 @@ _HOMES = {
     "tokenizer": "Tokenizer",
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ROOMS = "bench conformance engine generation hf judge model norms serve study swap testing"
+_ROOMS = "bench conformance engine engines generation hf judge model norms serve study swap testing"
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-    __all__ = sorted({*_NAMES, "engine", "generation", "hf", "model", "norms", "serve", "swap", "testing"})
+    __all__ = sorted({*_NAMES, "engine", "engines", "generation", "hf", "model", "norms", "serve", "swap", "testing"})
 
     def __getattr__(name: str) -> object:
         if name in _ROOMS.split():

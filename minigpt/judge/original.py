@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_device, versions
+from minigpt.engines.engine import Engine
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.candidate import FileCandidate, candidate_of, gradient_texts
 from minigpt.judge.door import architecture_of, open_source, state_of, unchanged
+from minigpt.judge.engine_candidate import EngineCandidate
 from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
 from minigpt.judge.gradients import gradients_of, relative_error
 from minigpt.judge.measures import Distance, RowDistance
@@ -182,6 +184,8 @@ class Original(Truth):
         searches = {"sensitivity": sensitivity, "remove": remove, "bisect": bisect}
         with judging(), watched() as changes:
             say("loading the candidate")
+            if isinstance(candidate, Engine):
+                candidate = EngineCandidate(self, candidate)
             judged = candidate_of(self, candidate)
             judgement = Judgement(self, judged, limits, say)
             with judged.eval_mode():
@@ -378,7 +382,7 @@ def parity(
 
     Args:
         candidate: a source or a ``Recipe``; a ``GPT2`` or any ``nn.Module`` in eval mode; a function of ids (B, T) to
-            logits (B, T, V), or to an object with ``logits``.
+            logits (B, T, V), or to an object with ``logits``; or what a function of ``minigpt.engines`` returns.
         against: the source of the original; by default the candidate's own. A module or a function needs one.
         prompts, text, max_new_tokens: as ``Original`` takes them.
         gradients: also compare the gradient of the loss for every Parameter.

@@ -182,11 +182,24 @@ def window_losses(
     Raises:
         GenerationError: if an id is outside the vocabulary.
     """
-    shape, rows = Shape.of(model.config), []
+    shape = Shape.of(model.config)
     if ids:
         check_known(torch.tensor([ids if bos is None else [bos, *ids]]), shape.vocab_size)
-    context = window or shape.window
-    for (_, first, end), parts in read_windows(reader_of(model), ids, context, stride, bos):
+    return read_losses(reader_of(model), ids, window or shape.window, stride, bos, progress=progress)
+
+
+def read_losses(
+    read: Reader,
+    ids: list[int],
+    window: int,
+    stride: int | None = None,
+    bos: int | None = None,
+    *,
+    progress: Progress | None = None,
+) -> list[Scored]:
+    """Return what a reader's logits say of token ids, a row for each window; the arguments are those above."""
+    rows = list[Scored]()
+    for (_, first, end), parts in read_windows(read, ids, window, stride, bos):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
         rows.append(score(end - first, parts))

@@ -1,0 +1,112 @@
+"""Models in CTranslate2's format.
+
+B batch, T tokens, V vocabulary.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigpt.engines.engine import Engine, Rows, check_exists, load_package, unknown_option
+from minigpt.errors import CheckpointError, ConfigError
+
+OPTIONS = {"device", "device_index", "compute_type", "inter_threads", "intra_threads", "flash_attention"}
+VOCABULARIES = ("vocabulary.json", "vocabulary.txt")
+
+
+def ctranslate2(folder: str | Path, **options: Any) -> "Ctranslate2Generator":
+    """Return the causal language model of a CTranslate2 folder: a candidate, ids (B, T) -> logits (B, T, V).
+
+    Tokens are judged one by one too: CTranslate2 decodes with its cache, and is told which token comes next.
+
+    Args:
+        folder: as CTranslate2's converters write it.
+        options: of CTranslate2's ``Generator``: compute_type ("default", "auto", "float32", "int8", "int8_float32",
+            "bfloat16" and so on), inter_threads, intra_threads, device, device_index, flash_attention.
+
+    Raises:
+        ConfigError: if CTranslate2 is not installed, or an option is not one of these.
+        CheckpointError: if CTranslate2 cannot open the folder.
+    """
+    return Ctranslate2Generator(folder, options)
+
+
+class Ctranslate2Generator(Engine):
+    """A folder of CTranslate2 in its generator; ``ctranslate2`` describes the arguments."""
+
+    def __init__(self, folder: str | Path, options: Mapping[str, Any]) -> None:
+        program = load_package("ctranslate2", "ctranslate2")
+        super().__init__(check_exists(folder, is_folder=True), "ctranslate2")
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown_option(name, OPTIONS)
+        kinds = {"default", "auto", *program.get_supported_compute_types(options.get("device", "cpu"))}
+        compute_type = options.get("compute_type", "default")
+        if compute_type not in kinds:
+            raise ConfigError(
+                f"must be one that this processor has, {', '.join(sorted(kinds))}, got {compute_type!r}",
+                argument="compute_type",
+            )
+        with self.opening():
+            self.generator = program.Generator(str(self.file), **options)
+        self.view = program.StorageView
+        self.tokens = read_vocabulary(self.file)
+        self.vocab_size = len(self.tokens)
+        self.settings = dict(options) | {
+            "compute_type": self.generator.compute_type,
+            "intra_threads": options.get("intra_threads") or "of its own choice",
+        }
+
+    def _whole(self, ids: list[int]) -> np.ndarray:
+        logits = self.generator.forward_batch([ids])
+        return _float32(logits, self.view)[0]
+
+    def decode(self, ids: list[int], first: int) -> Rows | None:
+        self._check(ids)
+        with self.reading(ids):
+            # Where the tokens are given, each is decoded by itself, with the cache.
+            result = self._generate(ids, len(ids), include_prompt_in_result=True, return_logits_vocab=True)
+            rows = [_float32(row, self.view) for row in result.logits[0]]
+        return self._checked(np.stack(rows)[first - 1 : len(ids) - 1], len(ids) - first)
+
+    def write(self, ids: list[int], new: int) -> list[int] | None:
+        self._check(ids)
+        with self.reading(ids):
+            result = self._generate(ids, new, include_prompt_in_result=False)
+        return list(result.sequences_ids[0])
+
+    def _generate(self, ids: list[int], most: int, **how: Any) -> Any:
+        """Return what CTranslate2 generates after a text, greedily and without an end."""
+        words = [self.tokens[token] for token in ids]
+        (result,) = self.generator.generate_batch([words], max_length=most, end_token=[], sampling_topk=1, **how)
+        return result
+
+
+def read_vocabulary(folder: Path) -> list[str]:
+    """Return the tokens of a folder.
+
+    Raises:
+        CheckpointError: if it has no vocabulary that can be read.
+    """
+    for name in VOCABULARIES:
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            text = file.read_text(encoding="utf-8")
+            tokens = json.loads(text) if file.suffix == ".json" else text.split("\n")[:-1]
+        except ValueError as error:
+            raise CheckpointError(f"{file} is damaged: {error}") from error
+        kinds = {type(token) for token in tokens} if isinstance(tokens, list) else set()
+        if kinds == {str}:
+            return tokens
+        raise CheckpointError(f"{file} must be a list of tokens")
+    raise CheckpointError(f"{folder} has no {VOCABULARIES[0]}")
+
+
+def _float32(view: Any, kind: Any) -> np.ndarray:
+    """Return a tensor of CTranslate2 as an array in float32."""
+    return np.array(view, dtype=np.float32) if isinstance(view, kind) else np.asarray(view, dtype=np.float32)

@@ -1,0 +1,141 @@
+"""Models in ONNX, computed by onnxruntime.
+
+B batch, T tokens, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigpt.engines.engine import Engine, Step, check_exists, load_package, unknown_option
+from minigpt.engines.ports import Graph, Port
+from minigpt.errors import ConfigError
+
+SETTINGS = {  # of onnxruntime's SessionOptions, which change numbers or time
+    "graph_optimization_level", "execution_mode", "intra_op_num_threads", "inter_op_num_threads",
+    "use_deterministic_compute", "enable_mem_pattern", "enable_cpu_mem_arena",
+}  # fmt: skip
+ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
+DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's names where NumPy has others
+
+
+def onnx(
+    file: str | Path, *, providers: str | Sequence[str] = ("CPUExecutionProvider",), **options: Any
+) -> "OnnxSession":
+    """Return the causal language model of an ONNX file: a candidate, ids (B, T) -> logits (B, T, V).
+
+    The file may take ids; ids and a mask; positions too; and a past, which is empty at first, as torch's exporter,
+    optimum, onnxruntime's tools and transformers.js write them. With a past, tokens are judged one by one too. Weights
+    in files beside it are read as well. No library of custom operators is loaded.
+
+    Args:
+        file: the path. Data outside its folder is refused by onnxruntime.
+        providers: what computes, in onnxruntime's words.
+        options: of onnxruntime's ``SessionOptions``: graph_optimization_level ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC",
+            "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"), execution_mode, intra_op_num_threads, inter_op_num_threads,
+            use_deterministic_compute, enable_mem_pattern and enable_cpu_mem_arena. A name with a dot is one of its
+            session's configuration, as "session.set_denormal_as_zero".
+
+    Raises:
+        ConfigError: if onnxruntime is not installed, or an option is not one of these.
+        CheckpointError: if onnxruntime cannot open the file, or it has other inputs or outputs.
+    """
+    return OnnxSession(file, providers, options)
+
+
+class OnnxSession(Engine):
+    """An ONNX file in a session of onnxruntime; ``onnx`` describes the arguments."""
+
+    def __init__(self, file: str | Path, providers: str | Sequence[str], options: Mapping[str, Any]) -> None:
+        runtime = load_package("onnxruntime", "onnx")
+        super().__init__(check_exists(file), "onnxruntime")
+        chosen = providers.split(",") if isinstance(providers, str) else list(providers)
+        missing = [name for name in chosen if name not in runtime.get_available_providers()]
+        if missing:
+            there = ", ".join(runtime.get_available_providers())
+            raise ConfigError(f"has {missing[0]}, which this onnxruntime lacks; it has {there}", argument="providers")
+        how = session_options(runtime, options)
+        with self.opening():
+            self.session = runtime.InferenceSession(str(self.file), how, providers=chosen)
+        self.graph = Graph(str(self.file), _ports(self.session.get_inputs()), _ports(self.session.get_outputs()))
+        self.context = self.graph.fixed
+        self.names = [port.name for port in self.session.get_outputs()]
+        level = how.graph_optimization_level.name
+        self.settings = {
+            "providers": ",".join(self.session.get_providers()),
+            "graph_optimization_level": level,
+            "intra_op_num_threads": how.intra_op_num_threads or "of its own choice",
+        } | {name: value for name, value in options.items() if name not in ENUMS}
+
+    def _whole(self, ids: list[int]) -> np.ndarray:
+        feeds = self.graph.feeds(ids, 0, {})
+        (logits,) = self.session.run([self.graph.logits], feeds)
+        return of_first_row(logits, len(ids))
+
+    def _start(self) -> Step | None:
+        if not self.graph.has_cache:
+            return None
+        past: dict[str, Any] = {}
+        read = 0
+
+        def step(ids: list[int]) -> np.ndarray:
+            nonlocal past, read
+            feeds = self.graph.feeds(ids, read, past)
+            outputs = dict(zip(self.names, self.session.run(self.names, feeds), strict=True))
+            past = {port.name: outputs[name] for port, name in self.graph.pasts.items() if name is not None}
+            read += len(ids)
+            return of_first_row(outputs[self.graph.logits], len(ids))
+
+        return step
+
+
+def of_first_row(logits: np.ndarray, tokens: int) -> np.ndarray:
+    """Return the logits of the first text (T, V), without those of padding behind it."""
+    if logits.ndim == 2:  # of the last position: (B, V)
+        return logits[:1]
+    return logits[0, :tokens]
+
+
+def session_options(runtime: Any, options: Mapping[str, Any]) -> Any:
+    """Return onnxruntime's SessionOptions.
+
+    Raises:
+        ConfigError: if an option or its value is not known.
+    """
+    how = runtime.SessionOptions()
+    how.log_severity_level = 3  # errors, which are raised too
+    for name, value in options.items():
+        if "." in name:
+            how.add_session_config_entry(name, str(value))
+            continue
+        if name not in SETTINGS:
+            raise unknown_option(name, {*SETTINGS, "providers"})
+        if name in ENUMS:
+            value = _member(getattr(runtime, ENUMS[name]), name, value)
+        try:
+            setattr(how, name, value)
+        except TypeError as error:
+            kind = type(getattr(how, name)).__name__
+            raise ConfigError(f"must be of type {kind}, got {value!r}", argument=name) from error
+    return how
+
+
+def _member(words: Any, name: str, value: Any) -> Any:
+    """Return the member of an enumeration of onnxruntime by its name."""
+    if isinstance(value, str):
+        known = words.__members__
+        if value not in known:
+            raise ConfigError(f"must be one of {', '.join(known)}, got {value!r}", argument=name)
+        return known[value]
+    return value
+
+
+def _ports(nodes: Sequence[Any]) -> list[Port]:
+    """Return the inputs or the outputs of a session."""
+    ports = []
+    for node in nodes:
+        kind: str = node.type.removeprefix("tensor(").removesuffix(")")
+        ports.append(Port(node.name, DTYPES.get(kind) or kind, tuple(node.shape)))
+    return ports

@@ -1,0 +1,216 @@
+"""Inputs and outputs of a model's graph, and what to put in: ids, mask, positions, a past that is empty or was given.
+
+Graphs of ONNX and OpenVINO name them as torch's exporter, optimum, onnxruntime's tools and transformers.js do. An input
+that is none of these is an error: a guess would be another model.
+
+B batch, T tokens.
+"""
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigpt.errors import CheckpointError
+
+INTEGERS = ("int64", "int32", "int16", "uint32", "uint64")
+FLOATING = ("float16", "float32", "float64")
+SEQUENCE = re.compile(r"past|seq|len|dynamic_axes", re.IGNORECASE)  # of a dimension's name: how many tokens it has
+BATCH = re.compile(r"batch", re.IGNORECASE)
+
+
+class Role(enum.Enum):
+    """What an input of a graph is."""
+
+    IDS = "ids"
+    MASK = "1 for each token so far"
+    POSITIONS = "where each token stands"
+    SEGMENTS = "a zero for each token"
+    PLACES = "where each token stands in the cache"
+    PAST = "keys and values of earlier tokens"
+    HAS_PAST = "whether there is a past"
+    KEPT = "of how many last tokens logits are kept, where 0 is all"
+    ROW = "which row of the cache goes on in each row"
+
+
+NAMES: tuple[tuple[Role, str], ...] = (  # the first pattern that is found in an input's name says what it is
+    (Role.HAS_PAST, r"^use_cache(_branch)?$"),
+    (Role.KEPT, r"^(num_)?logits_to_keep$"),
+    (Role.ROW, r"^beam_idx$"),
+    (Role.PLACES, r"^cache_position$"),
+    (Role.PAST, r"past|^cache_|_cache$|^kv_|key_cache|value_cache"),
+    (Role.MASK, r"mask"),
+    (Role.POSITIONS, r"position"),
+    (Role.SEGMENTS, r"^token_type_ids$"),
+    (Role.IDS, r"^input_ids$|^ids$|^tokens?$|^token_ids$|^idx$|^x$|^inputs?(\.?\d+)?$|^l_\w*ids_?$"),
+)
+
+
+class Port(NamedTuple):
+    """An input or an output of a graph.
+
+    Attributes:
+        dtype: its name in NumPy, or the program's own if NumPy has none.
+        shape: a number where a dimension is fixed, else its name, or None if it has none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+    def described(self) -> str:
+        """Return what a message says of it."""
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.name!r} of dtype {self.dtype} and shape ({sizes})"
+
+
+class Graph:
+    """The inputs and outputs of a causal language model.
+
+    Args:
+        file: what a message calls it.
+        inputs, outputs: of the graph, in its own order.
+
+    Attributes:
+        logits: the name of the output that has them.
+        pasts: each input of the past, with the output that continues it; None where no output does.
+        fixed: how many tokens the graph reads, if that is fixed.
+        rows: how many texts the graph reads at once.
+
+    Raises:
+        CheckpointError: if there is an input that is not known, or no ids, or no logits.
+    """
+
+    def __init__(self, file: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+        self.file = file
+        self.inputs = {port: self._role(port, inputs) for port in inputs}
+        ids = [port for port, role in self.inputs.items() if role is Role.IDS]
+        if len(ids) != 1 or len(ids[0].shape) != 2:
+            found = _described(inputs)
+            raise CheckpointError(f"{file} must take ids of shape (B, T) by one input, and its inputs are {found}")
+        self.logits = self._logits(outputs)
+        self.pasts = self._continued(outputs)
+        rows, tokens = ids[0].shape
+        self.rows = rows if isinstance(rows, int) and rows > 0 else 1
+        self.fixed = tokens if isinstance(tokens, int) and tokens > 0 else None
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the graph goes on from what it has returned."""
+        is_fed = bool(self.pasts) and None not in self.pasts.values()
+        return is_fed and self.fixed is None
+
+    def _role(self, port: Port, inputs: Sequence[Port]) -> Role:
+        name = port.name.lower()
+        for role, pattern in NAMES:
+            if re.search(pattern, name):
+                return role
+        if len(inputs) == 1 and port.dtype in INTEGERS:
+            return Role.IDS
+        raise CheckpointError(f"{self.file} has the input {port.described()}, which is none that a judge can fill")
+
+    def _logits(self, outputs: Sequence[Port]) -> str:
+        """Return the output that has logits: by its name, else the first with three dimensions that is no cache."""
+        for port in outputs:
+            if port.name == "logits":
+                return port.name
+        for port in outputs:
+            is_cache = re.search(r"present|past|cache", port.name.lower())
+            if len(port.shape) in (2, 3) and port.dtype in FLOATING and not is_cache:
+                return port.name
+        found = _described(outputs)
+        raise CheckpointError(f"{self.file} must give logits of shape (B, T, V), and its outputs are {found}")
+
+    def _continued(self, outputs: Sequence[Port]) -> dict[Port, str | None]:
+        """Return the inputs of the past, each with the output that has its name with "present", else its place."""
+        pasts = [port for port, role in self.inputs.items() if role is Role.PAST]
+        others = [port.name for port in outputs if port.name != self.logits]
+        named = {_plain(name): name for name in others}
+        if all(_plain(port.name) in named for port in pasts):
+            return {port: named[_plain(port.name)] for port in pasts}
+        if len(others) == len(pasts):
+            return dict(zip(pasts, others, strict=True))
+        return dict.fromkeys(pasts)
+
+    def feeds(self, ids: Sequence[int], read: int, past: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what to put in for the next ids of a text.
+
+        Args:
+            ids: the next tokens.
+            read: how many tokens were read before.
+            past: the inputs of the past by name; empty for a text that begins.
+
+        Raises:
+            CheckpointError: if the text is longer than what the graph reads.
+        """
+        size = self.fixed or len(ids)
+        padding = size - len(ids)
+        if padding < 0:
+            raise CheckpointError(f"{self.file} reads {size} tokens at most, and a text has {len(ids)}")
+        places = np.arange(read, read + size)
+        seen = read + len(ids)
+        rows = {
+            Role.IDS: np.array([*ids, *[0] * padding]),
+            Role.MASK: np.array([1] * seen + [0] * padding),
+            Role.POSITIONS: places,
+            Role.SEGMENTS: np.zeros(size),
+        }
+        values: dict[str, Any] = {}
+        for port, role in self.inputs.items():
+            rank = len(port.shape)
+            if role in rows:
+                value = np.tile(rows[role], (self._require_rows(port), 1))
+            elif role is Role.PLACES:
+                value = places
+            elif role is Role.ROW:
+                value = np.arange(self.rows)
+            elif role is Role.KEPT:
+                value = np.zeros([1] * rank)
+            elif role is Role.HAS_PAST:
+                value = np.full([1] * rank, bool(past))
+            else:
+                value = past[port.name] if past else self._empty(port)
+            values[port.name] = value.astype(port.dtype, copy=False)
+        return values
+
+    def _require_rows(self, port: Port) -> int:
+        """Return how many rows an input of shape (B, T) has.
+
+        Raises:
+            CheckpointError: if it has another shape.
+        """
+        if len(port.shape) != 2 or port.dtype not in (*INTEGERS, *FLOATING, "bool"):
+            raise CheckpointError(
+                f"{self.file} has the input {port.described()}; a judge can fill it only in the shape (B, T)"
+            )
+        return self.rows
+
+    def _empty(self, port: Port) -> np.ndarray:
+        """Return a past without tokens: zeros, with a size of 0 where tokens are counted.
+
+        Raises:
+            CheckpointError: if it is not known which dimension that is.
+        """
+        sizes = list[int]()
+        for axis, size in enumerate(port.shape):
+            name = str(size)
+            if isinstance(size, int) and size >= 0:
+                sizes.append(size)
+            elif BATCH.search(name) or (axis == 0 and not SEQUENCE.search(name)):
+                sizes.append(self.rows)
+            else:
+                sizes.append(0)
+        if port.dtype not in FLOATING or sizes.count(0) > 1:
+            raise CheckpointError(f"{self.file} has the past {port.described()}, which a judge cannot leave empty")
+        return np.zeros(sizes, port.dtype)
+
+
+def _described(ports: Sequence[Port]) -> str:
+    return ", ".join(port.described() for port in ports) or "none"
+
+
+def _plain(name: str) -> str:
+    """Return the name of a past or of what continues it, without the word that tells them apart."""
+    return re.sub(r"past_key_values|past_key_value|present_key_values|present|past", "", name.lower()).strip("._")
