@@ -8,6 +8,7 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
 ARITHMETICS = ("fast", "reference")
 QUANTIZES = ("int8",)
+ENGINES = ("onnx", "gguf", "openvino", "ctranslate2")  # functions of minigpt.engines
 KEEP = ("scale", "shift")  # what of an old norm may stay beside a new one
 
 

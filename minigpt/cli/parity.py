@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minigpt.cli.engines import parse_engine
 from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import progress, show
 from minigpt.errors import MiniGPTError
@@ -22,7 +23,9 @@ REPORT = {"json_file", "html"}
 COMPARES = {"compare", "reports"} | REPORT
 READS_OUTPUTS = {"original", "outputs", "device", "budget"} | REPORT
 READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
+JUDGES_ENGINE = {"engine", "engine_option", "budget", "device"} | REPORT
 RECORDS = {"record", "model", "revision", "attention", "device", "dtype"} | READS_ORIGINAL
+READS_FOR_ENGINE = RECORDS - {"gradients"}  # beside an engine, which gives logits alone
 OF_THE_ORIGINAL = {"record", "against", "prompt", "prompts", "text"}  # which a record answers
 OF_NORMS = ("sensitivity", "remove", "bisect")
 CHANGES = {"norm", "against", "quantize", "center"}  # each makes a model that is not the original itself
@@ -46,6 +49,8 @@ def parity(
     record: OutFile = None,
     original: Path | None = None,
     outputs: Path | None = None,
+    engine: Annotated[str | None, typer.Option(metavar="KIND=PATH")] = None,
+    engine_option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     json_file: JsonFile = None,
     html: OutFile = None,
     compare: bool = False,
@@ -71,6 +76,8 @@ def parity(
         record: Keep the original in this file, with the ids that were read; without a --norm nothing is judged.
         original: Judge against this record.
         outputs: Judge the logits in this file, which another program wrote for a record.
+        engine: Judge a model in another program's file: onnx=FILE, gguf=FILE, openvino=FILE or ctranslate2=FOLDER.
+        engine_option: An option in that program's own words, e.g. type_k=f32; may be repeated.
         html: Write the report here as one self-contained page.
         compare: Show --json reports in one table.
 
@@ -81,6 +88,8 @@ def parity(
         minigpt parity --model ./tuned --against gpt2 --text held-out.txt
         minigpt parity --model gpt2 --record r.safetensors
         minigpt parity --original r.safetensors --outputs mine.safetensors
+        minigpt parity --model gpt2 --engine onnx=model.onnx
+        minigpt parity --original r.safetensors --engine gguf=gpt2.gguf --engine-option type_k=f32
         minigpt parity --compare a.json b.json c.json --html page.html
 
         Exit status: 0 every verdict is a pass, 1 one is not, 2 it could not be judged; --compare only shows.
@@ -89,8 +98,13 @@ def parity(
     if compare:
         _compare(reports or [], json_file, html)
         return
+    of_engine = None if engine is None else parse_engine(engine, engine_option or [])
     searches: dict[str, Any] = dict(sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect)
     with progress() as say:
+        candidates: list[Any] = []
+        if of_engine is not None:
+            say(f"opening {of_engine.file}", 0)
+            candidates = [of_engine.open()]
         if original is not None:
             say(f"reading {original}", 0)
             truth = _load(original, recipes[0])
@@ -102,6 +116,8 @@ def parity(
             truth.save(record)
         if outputs is not None:
             judged = [truth.judge_outputs(outputs, budget=budget)]
+        elif candidates:
+            judged = [truth.judge(candidates[0], budget=budget, progress=_second_half(say))]
         elif _only_records(given):
             judged = []
         else:
@@ -135,6 +151,10 @@ def _check_options(given: Given, recipes: "list[Recipe]", reports: list[Path]) -
     if "outputs" in given:
         refuse_others(given, READS_OUTPUTS, "cannot go with --outputs, which another program wrote for --original")
         return
+    if "engine" in given:
+        _check_engine(given)
+        return
+    refuse_if(("engine_option" in given, "engine_option", "needs --engine, whose option it is"))
     if _only_records(given):
         refuse_others(given, RECORDS, "cannot go with --record alone, which judges nothing; give a --norm to judge")
         return
@@ -145,6 +165,24 @@ def _check_options(given: Given, recipes: "list[Recipe]", reports: list[Path]) -
     has_norm = any(recipe.norm is not None for recipe in recipes)
     for name in OF_NORMS:
         refuse_if((name in given and not has_norm, name, "is about norms that are swapped in; give a --norm"))
+
+
+def _check_engine(given: Given) -> None:
+    """Refuse what an engine, which gives logits alone, has no use for."""
+    if "original" in given:
+        taken, has = JUDGES_ENGINE | {"original"}, "--engine and --original, a record that has its model and its texts"
+    else:
+        taken, has = JUDGES_ENGINE | READS_FOR_ENGINE, "--engine, a model in another program's file"
+    refuse_others(given, taken, f"cannot go with {has}")
+
+
+def _second_half(say: Callable[[str, float], None]) -> Callable[[str, float], None]:
+    """Return a progress that begins where the original has been read."""
+
+    def tell(step: str, done: float) -> None:
+        say(step, 0.5 + 0.5 * done)
+
+    return tell
 
 
 def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:

@@ -4,19 +4,10 @@ Each needs its program, which is an extra of the package: ``pip install 'minigpt
 ``minigpt.Original.judge`` take what these functions return.
 """
 
-from collections.abc import Callable
-
 from minigpt.engines.ctranslate2_generator import ctranslate2
 from minigpt.engines.engine import Engine
 from minigpt.engines.llama_cpp_model import gguf
 from minigpt.engines.onnx_session import onnx
 from minigpt.engines.openvino_request import openvino
 
-__all__ = ["ENGINES", "Engine", "ctranslate2", "gguf", "onnx", "openvino"]
-
-ENGINES: dict[str, Callable[..., Engine]] = {
-    "onnx": onnx,
-    "gguf": gguf,
-    "openvino": openvino,
-    "ctranslate2": ctranslate2,
-}
+__all__ = ["Engine", "ctranslate2", "gguf", "onnx", "openvino"]
