@@ -1,0 +1,32 @@
+"""llama.cpp: types of weights, types of the cache, flash attention."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.others import write_gguf
+from elsewhere.gpt2 import Row
+
+from minigpt import engines
+
+PACKAGES = ["llama-cpp-python==0.3.36", "gguf==0.19.0"]
+WHOLE = {"type_k": "f32", "type_v": "f32"}
+GELU = "GELU by a table in half precision"
+KEYS = "keys and values in float16"
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    files = {kind: write_gguf(folder / "demo", kind) for kind in ("f32", "f16", "bf16", "q8_0")}
+
+    def row(how: str, kind: str, cause: str, **options: Any) -> Row:
+        return Row("llama.cpp", how, partial(engines.gguf, files[kind], **options), "llama-cpp-python", cause)
+
+    yield row("F32 file", "f32", f"{KEYS}; {GELU}")
+    yield row("F32 file, cache in f32", "f32", GELU, **WHOLE)
+    yield row("F32 file, flash attention", "f32", f"{KEYS} inside the kernel; {GELU}", flash_attn=True)
+    same = f"{KEYS} inside the kernel all the same; {GELU}"
+    yield row("F32 file, flash attention, cache in f32", "f32", same, flash_attn=True, **WHOLE)
+    yield row("F16 file", "f16", "weights and inputs of products rounded to float16")
+    yield row("BF16 file", "bf16", "weights and inputs of products rounded to bfloat16")
+    yield row("Q8_0 file", "q8_0", "weights and inputs of products rounded to eight bits, by blocks of 32")
