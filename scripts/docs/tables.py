@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from minigpt.report.numerals import brief
 from minigpt.study.study import CellRow
 from minigpt.study.table import format_figure, format_setting, summarize
 
@@ -152,9 +153,39 @@ def gpu() -> str:
     return markdown(["dtype", "norm", "comparisons that hold", "with transformers' bits", "largest ratio"], lines)
 
 
+def elsewhere_gpt2() -> str:
+    """Return the table of GPT-2 in other programs: verdict, error over transformers' own, what is said of it, cause."""
+    results = json.loads((RESULTS / "elsewhere-gpt2.json").read_text(encoding="utf-8"))
+    lines = []
+    for rows in results["rows"].values():
+        for row in rows:
+            decoding = row["decoding_ratio"]
+            one_by_one = "-" if decoding is None else brief(decoding)
+            verdict, at = row["verdict"].upper(), row["dtype"]
+            name = f"{row['program']}, {row['how']}"
+            figures = [brief(row["ratio"]), one_by_one]
+            lines.append(
+                [name, row["version"], row["date"], f"{verdict} at {at}", *figures, named(row), row["cause"] or "-"]
+            )
+    heads = ["program", "version", "date", "verdict", "ratio", "one by one", "the report names", "cause, by experiment"]
+    return markdown(heads, lines).replace("_", r"\_")
+
+
+def named(row: dict[str, Any]) -> str:
+    """Return what a report names as the reason of its verdict."""
+    if row["verdict"] == "pass":
+        return "-"
+    precision, mistakes = row.get("precision"), row.get("diagnosis") or ()
+    names = [mistake["mistake"] for mistake in mistakes]
+    if precision:
+        names.append(f"{brief(precision['ratio'])} times transformers' own at {precision['like']}")
+    return "; ".join(names) or "nothing"
+
+
 if __name__ == "__main__":
     for kind in ("layer_norm", "rms_norm"):
         print(f"{kind} elsewhere\n\n{norms_elsewhere(kind)}\n")
+    print(f"elsewhere\n\n{elsewhere_gpt2()}\n")
     print(f"gpu\n\n{gpu()}\n")
     print(f"speed\n\n{speed()}\n\n{speed_in_short()}\n")
     print(f"attention\n\n{attention()}\n")

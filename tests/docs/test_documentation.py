@@ -81,6 +81,10 @@ def test_the_table_of_rates_is_that_of_the_results() -> None:
     assert rates.table(results) in (ROOT / "docs" / "norms.md").read_text(encoding="utf-8")
 
 
+def test_the_table_of_other_programs_is_that_of_the_results() -> None:
+    assert tables.elsewhere_gpt2() in (ROOT / "docs" / "elsewhere.md").read_text(encoding="utf-8")
+
+
 def test_every_result_is_cited() -> None:
     cited = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
     kept = [path.name for path in (ROOT / "docs" / "results").iterdir() if path.name != "README.md"]
