@@ -23,11 +23,10 @@ from minigpt.host import Float64, NormSite, Shape, exact_norm
 from minigpt.judge.measures import Distance
 from minigpt.tokenizer import Tokenizer
 
-VERSION = 5  # of the file
+VERSION = 6  # of the file
 PLAIN = (  # fields that JSON holds as they are
     "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
-    "blocks", "embedding", "noise", "gradient_noise", "reference_ms", "position_noise",
-    "kept",
+    "blocks", "embedding", "noise", "gradient_noise", "reference_ms", "position_noise", "kept", "precisions",
 )  # fmt: skip
 DISTANCES = ("noise_floor", "decoding_floor", "bitwise_error")
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")  # beside ``load_truth``
@@ -131,6 +130,7 @@ class Truth:
         noise_floor, decoding_floor, window_floors: how far transformers at the dtype is from its float64 self: on the
             prompts, on tokens read one by one, on each window.
         position_noise: the largest RMS error of transformers at a position of a text.
+        precisions: the RMS error of transformers' logits in float32, float16 and bfloat16, on the prompts.
         bitwise_error: how far minigpt in reference arithmetic is from transformers.
         kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
         gradients, gradient_noise: by Parameter; None if the caller did not ask for them.
@@ -164,6 +164,7 @@ class Truth:
     window_floors: list[Distance] = dataclasses.field(default_factory=list)
     position_noise: float = 0.0
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    precisions: dict[str, float] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor] | None = None
     gradient_noise: dict[str, float] = dataclasses.field(default_factory=dict)
     reference_ms: float = 0.0

@@ -394,6 +394,29 @@ class Bisection(Fields):
 
 
 @dataclass(frozen=True)
+class Precision(Fields):
+    """The dtype whose own error in transformers is nearest to the candidate's, and the candidate's over that error."""
+
+    like: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Diagnosed(Fields):
+    """A mistake that explains the error.
+
+    Attributes:
+        mistake: a noun phrase.
+        ratio: the error over the noise floor once this mistake, and those before it, are in the truth.
+        explains: whether that is parity.
+    """
+
+    mistake: str
+    ratio: Annotated[float, Shown("error with it", times)]
+    explains: bool
+
+
+@dataclass(frozen=True)
 class BudgetLine(Fields):
     """A limit that decides, and what was measured."""
 

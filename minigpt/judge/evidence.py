@@ -1,0 +1,158 @@
+"""Another program's logits beside those of our network with mistakes in it: distances, and which of two is nearer.
+
+T tokens, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from minigpt.judge.mistakes import Mistake, Swaps
+
+Run = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq vocab"]]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that the program read.
+
+    Attributes:
+        ids: (1, T).
+        logits: the program's (T, V), in float64, NaN where it has none.
+        truth: of the right model (T, V), in float64.
+    """
+
+    ids: Int[Tensor, "1 seq"]
+    logits: Float[Tensor, "seq vocab"]
+    truth: Float[Tensor, "seq vocab"]
+
+
+class Network:
+    """A model that computes logits with mistakes in it.
+
+    Args:
+        model: what the mistakes are put into.
+        run: computes its logits.
+        most: the longest text that it reads.
+    """
+
+    def __init__(self, model: nn.Module, run: Run, most: int) -> None:
+        self.model, self.run, self.most = model, run, most
+
+    def logits(self, mistakes: Sequence[Mistake], text: Text, rows: int | None = None) -> Float[Tensor, "rows vocab"]:
+        """Return logits of a text, or of its first rows; NaN if the mistakes make it too long."""
+        is_causal = all(mistake.is_causal for mistake in mistakes)
+        ids = text.ids[:, :rows] if is_causal else text.ids
+        for mistake in mistakes:
+            ids = mistake.ids(ids)
+        if ids.shape[1] > self.most:
+            return torch.full_like(text.truth[:rows], torch.nan)
+        with Swaps() as swaps:
+            for mistake in sorted(mistakes, key=moves_blocks):
+                mistake.put(self.model, swaps)
+            logits = self.run(ids)
+        return finished(mistakes, logits, text, rows)
+
+
+def moves_blocks(mistake: Mistake) -> bool:
+    return mistake.moves_blocks
+
+
+def finished(mistakes: Sequence[Mistake], logits: Tensor, text: Text, rows: int | None = None) -> Tensor:
+    """Return a network's logits with what the mistakes do to them."""
+    for mistake in mistakes:
+        logits = mistake.logits(logits)
+    logits = logits[:rows]
+    for mistake in mistakes:
+        if mistake.fit is not None:
+            logits = mistake.fit(logits, text.logits[:rows])
+    return logits
+
+
+@dataclass
+class Sums:
+    """Sums over logits, of which distances and shares are made."""
+
+    count: int = 0
+    squares: float = 0.0
+    product: float = 0.0
+    others: float = 0.0
+
+    def add(self, x: Tensor, other: Tensor | None = None) -> None:
+        """Count the numbers of ``x`` that are not NaN, and their product with another tensor."""
+        known = ~x.isnan()
+        if other is not None:
+            known &= ~other.isnan()
+            others = other[known].double()
+            self.others += float(others.square().sum())
+            self.product += float((x[known].double() * others).sum())
+        self.count += int(known.sum())
+        self.squares += float(x[known].double().square().sum())
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square; infinite if nothing was counted."""
+        if self.count == 0:
+            return math.inf
+        return math.sqrt(self.squares / self.count)
+
+    @property
+    def share(self) -> float:
+        """The multiple of the other tensor that is nearest: 1 if it is there once, 0 if it is not there."""
+        if self.others == 0:
+            return 0.0
+        return self.product / self.others
+
+
+class Prediction:
+    """What the network computes on all texts with some mistakes in it.
+
+    Attributes:
+        mistakes: in the order in which they were found.
+        logits: of each text.
+        distance: RMS distance of the program's logits from them.
+        share: how much of the mistakes' effect the program's error has.
+        effect: RMS of what the mistakes do to the truth.
+    """
+
+    def __init__(self, mistakes: Sequence[Mistake], texts: Sequence[Text], logits: list[Tensor]) -> None:
+        self.mistakes, self.texts, self.logits = tuple(mistakes), texts, logits
+        distance, effects = Sums(), Sums()
+        for text, predicted in zip(texts, logits, strict=True):
+            effect = predicted - text.truth
+            distance.add(text.logits - predicted)
+            effects.add(text.logits - text.truth, effect)
+        self.distance = distance.rms
+        self.known = distance.count
+        self.share = effects.share
+        self.effect = math.sqrt(effects.others / max(effects.count, 1))
+
+    def towards(self, other: "Prediction") -> tuple[float, float]:
+        """Return how far another prediction is, and the share of the way to it that the program's logits are."""
+        sums = Sums()
+        for text, mine, theirs in zip(self.texts, self.logits, other.logits, strict=True):
+            sums.add(text.logits - mine, theirs - mine)
+        return math.sqrt(sums.others / max(sums.count, 1)), sums.share
+
+    @property
+    def words(self) -> list[str]:
+        return [mistake.words for mistake in self.mistakes]
+
+
+def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> Prediction:
+    """Let a network read all texts with mistakes in it."""
+    logits = []
+    for text in texts:
+        logits.append(network.logits(mistakes, text))
+    return Prediction(mistakes, texts, logits)
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Subtract each position's mean: a shift of all logits changes no probability."""
+    return logits - logits.mean(-1, keepdim=True)
+
+

@@ -1,0 +1,147 @@
+"""The mistake behind a FAIL: opens the network, takes the candidate's logits, and searches.
+
+T tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.errors import MiniGPTError
+from minigpt.host import Shape
+from minigpt.judge.candidate import Candidate
+from minigpt.judge.diagnose import Diagnosis, Noise
+from minigpt.judge.door import architecture_of
+from minigpt.judge.evidence import Network, Sums, Text
+from minigpt.judge.mistakes import Mistake, mistakes_of
+from minigpt.judge.reference import Reference
+from minigpt.judge.truth import Sample, Truth
+from minigpt.recipe import Recipe
+from minigpt.report.fields import MOST_NOISE, Diagnosed
+
+MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
+QUICK = 2e7  # weights of a model that is diagnosed without being asked
+SAME = 1e-3  # of the noise floor: the network must be this near to the truth
+
+
+def is_quick(shape: Shape) -> bool:
+    """Return whether a diagnosis of a GPT-2 of this shape takes a few seconds."""
+    return estimated_weights(shape) <= QUICK
+
+
+def estimated_weights(shape: Shape) -> int:
+    """Return about how many numbers a model has: embeddings, and 12 matrices of the width a block."""
+    return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
+
+
+def explain(truth: Truth, candidate: Candidate, say: Callable[[str], None]) -> list[Diagnosed]:
+    """Return the mistakes that give the candidate's logits; none if no known one does.
+
+    Raises:
+        MiniGPTError: if the original's files are gone, or hold another model now.
+    """
+    if not truth.place.exists():
+        raise MiniGPTError(f"the diagnosis needs the original at {truth.place}, which is no longer there")
+    say("opening the network in float64")
+    network, own_noise = open_network(truth)
+    weights = sum(parameter.numel() for parameter in network.model.parameters())
+    texts = texts_of(truth, candidate, weights)
+    check_network(truth, network, texts[0])
+    narrower = [error for name, error in truth.precisions.items() if error > MOST_NOISE * truth.noise_floor.rms]
+
+    def own(mistakes: Sequence[Mistake]) -> float:
+        return own_noise(network, mistakes, texts)
+
+    noise = Noise(truth.noise_floor.rms, truth.noise_floor.scale, narrower, own)
+    return Diagnosis(network, mistakes_of(network.model), texts, noise, weights, say).find()
+
+
+OwnNoise = Callable[[Network, Sequence[Mistake], Sequence[Text]], float]
+
+
+def open_network(truth: Truth) -> tuple[Network, OwnNoise]:
+    """Return the original in float64, and what computes the noise of the same model with mistakes at the dtype."""
+    if architecture_of(truth.place) is None:
+        exact = our_network(truth, torch.float64)
+
+        def own_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
+            return noise_of(our_network(truth, truth.dtype), network, mistakes, texts)
+
+        return exact, own_noise
+    attention = "eager" if truth.attention == "sdpa" else "sdpa"
+    options: Any = dict(attention=attention, dtype=truth.dtype, device=truth.device)
+    reference = Reference(truth.place, compute=torch.float64, **options)
+
+    def run(ids: Tensor) -> Tensor:
+        return reference(ids)[0]
+
+    return Network(reference.model, run, truth.config.n_positions), no_noise
+
+
+def our_network(truth: Truth, compute: torch.dtype) -> Network:
+    """Return our GPT-2 with the weights as the original's dtype rounds them."""
+    recipe = Recipe(
+        truth.place,
+        norm=None if truth.norm == "frozen" else "fused",
+        attention="eager",
+        arithmetic="reference",
+        device=truth.device,
+        dtype=truth.dtype,
+    )
+    model: Any = recipe.open()[0].to(compute)
+
+    def run(ids: Tensor) -> Tensor:
+        return model.head(model.hidden_states(ids))[0]
+
+    return Network(model, run, truth.config.n_positions)
+
+
+def noise_of(rounded: Network, exact: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
+    """Return the RMS error of a network at the dtype, with mistakes in both."""
+    sums = Sums()
+    for text in texts:
+        sums.add(rounded.logits(mistakes, text).double() - exact.logits(mistakes, text))
+    return sums.rms
+
+
+def no_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
+    """Return 0: another architecture's noise with a mistake in it is not known."""
+    return 0.0
+
+
+def texts_of(truth: Truth, candidate: Candidate, weights: int) -> list[Text]:
+    """Return what the candidate computes of the prompts, or of the longer text if it is right on the prompts."""
+    prompts = sorted(truth.prompts, key=length)
+    texts, tokens = list[Text](), 0
+    for sample in prompts:
+        tokens += length(sample)
+        if texts and tokens * weights > MOST_WORK:
+            break
+        texts.append(text_of(truth, candidate, sample))
+    return texts
+
+
+def length(sample: Sample) -> int:
+    return len(sample.ids)
+
+
+def text_of(truth: Truth, candidate: Candidate, sample: Sample) -> Text:
+    logits = candidate.logits(sample).double()
+    logits = logits.masked_fill(logits.isinf(), torch.nan)
+    return Text(truth.tensor(sample.ids), logits, sample.truth.double())
+
+
+def check_network(truth: Truth, network: Network, text: Text) -> None:
+    """Check that a network is the original.
+
+    Raises:
+        MiniGPTError: if it computes something else.
+    """
+    sums = Sums()
+    sums.add(network.logits((), text) - text.truth)
+    if sums.rms > SAME * max(truth.noise_floor.rms, 1e-9 * truth.noise_floor.scale):
+        raise MiniGPTError(f"the diagnosis needs the original as it was read, and {truth.place} holds another model now")
+
+

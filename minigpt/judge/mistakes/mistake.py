@@ -1,0 +1,76 @@
+"""A mistake: one part of a network computed in another way, how it is put into a model, and how it is taken out again.
+
+B batch, T tokens, V vocabulary.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Put = Callable[[Any, "Swaps"], None]  # changes a model through ``Swaps``
+OfIds = Callable[[Int[Tensor, "1 seq"]], Int[Tensor, "1 read"]]
+OfLogits = Callable[[Float[Tensor, "read vocab"]], Float[Tensor, "seq vocab"]]
+OfBoth = Callable[[Float[Tensor, "seq vocab"], Float[Tensor, "seq vocab"]], Float[Tensor, "seq vocab"]]
+
+
+class Swaps(contextlib.ExitStack):
+    """Changes of a model's attributes, which are undone in reverse order when the block ends. Nothing is copied."""
+
+    def set(self, owner: nn.Module, name: str, value: Any) -> None:
+        """Give a module another attribute: a submodule, a Parameter, a method or a number."""
+        kept = {**vars(owner), **owner._modules, **owner._parameters}
+        if name in kept:
+            self.callback(setattr, owner, name, kept[name])
+        else:
+            self.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+    def parameter(self, owner: nn.Module, name: str, value: Tensor) -> None:
+        """Give a module another Parameter."""
+        self.set(owner, name, nn.Parameter(value, requires_grad=False))
+
+
+def nothing(model: Any, swaps: Swaps) -> None:
+    """Leave a model as it is: the mistake is outside of it."""
+
+
+def same(x: Tensor) -> Tensor:
+    """Return what is given."""
+    return x
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One part of a network computed in another way.
+
+    Attributes:
+        words: a noun phrase that completes "It is this model with ...".
+        put: changes the model.
+        ids: changes the token ids that the model reads.
+        logits: changes its logits. A row of NaN is one that the mistake does not determine.
+        is_causal: whether a token's logits depend on no later token, so that the beginning of a text is enough.
+        family: mistakes of a family differ by where they are only. If the logits cannot tell which it is, the first one
+            of the table is named.
+        error: of a rounding, the relative error of a number; 0 of a mistake that is no rounding.
+        moves_blocks: whether it changes which blocks there are, so that other mistakes are put in before it.
+        fit: of the logits and the program's own, where the mistake has numbers that only the program knows.
+    """
+
+    words: str
+    put: Put = nothing
+    ids: OfIds = same
+    logits: OfLogits = same
+    is_causal: bool = True
+    family: str = ""
+    error: float = 0.0
+    moves_blocks: bool = False
+    fit: OfBoth | None = None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it changes the logits alone, so that the model need not compute again."""
+        return self.put is nothing and self.ids is same

@@ -1,0 +1,230 @@
+"""Mistakes that are roundings: of weights, of keys and values, of inputs of products, of the activation.
+
+Every function returns numbers of the given dtype that another format can hold.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.judge.mistakes.attention import attending
+from minigpt.judge.mistakes.mistake import Mistake, Swaps
+from minigpt.judge.mistakes.weights import LAYERS
+
+Rounds = Callable[[Tensor], Tensor]
+BLOCK = 32  # numbers that share a scale in GGML's Q8_0 and Q4_0
+ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7, "int4": 2.0**-3}  # relative, of one number
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).to(x.dtype)
+
+
+def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
+    """Round to integers of 8 bits; the numbers along ``dim`` share a scale, without one all do."""
+    largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
+    scale = (largest / most).clamp(min=torch.finfo(torch.float32).tiny)
+    return (x / scale).round().clamp(-128, 127) * scale
+
+
+def in_blocks(x: Tensor) -> Tensor:
+    """Return a view (..., blocks, 32) of rows; the last block is filled with zeros."""
+    missing = -x.shape[-1] % BLOCK
+    return nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, BLOCK))
+
+
+def q8_0(x: Tensor) -> Tensor:
+    """Round rows as GGML's quantize_row_q8_0_ref does: the scale is kept in float16."""
+    blocks = in_blocks(x.float())
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    rounded = (blocks * inverse).round() * scale.half().float()
+    return rounded.flatten(-2)[..., : x.shape[-1]].to(x.dtype)
+
+
+def q4_0(x: Tensor) -> Tensor:
+    """Round rows as GGML's quantize_row_q4_0_ref does: the number that is largest in size becomes -8."""
+    blocks = in_blocks(x.float())
+    extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scale = extreme / -8
+    inverse = torch.where(scale != 0, 1 / scale, 0.0)
+    levels = (blocks * inverse + 8.5).floor().clamp(0, 15) - 8
+    rounded = levels * scale.half().float()
+    return rounded.flatten(-2)[..., : x.shape[-1]].to(x.dtype)
+
+
+
+
+# Which weights
+
+
+def round_layers(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round the matrices of the blocks, given as (out, in)."""
+    for block in model.h:
+        for path in LAYERS:
+            layer = block.get_submodule(path)
+            swaps.parameter(layer, "weight", rounds(layer.weight.T).T.contiguous())
+
+
+def round_head(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round the head's matrix (V, C), and not the embedding that it may be tied to."""
+    owner = model.wte if model.config.tie_word_embeddings else model.lm_head
+    weight = rounds(owner.weight)
+    swaps.set(model, "head", partial(nn.functional.linear, weight=weight))
+
+
+def round_embedding(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round the token embedding, and the head."""
+    swaps.parameter(model.wte, "weight", rounds(model.wte.weight))
+    if not model.config.tie_word_embeddings:
+        swaps.parameter(model.lm_head, "weight", rounds(model.lm_head.weight))
+
+
+def round_positions(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    swaps.parameter(model.wpe, "weight", rounds(model.wpe.weight))
+
+
+def round_vectors(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round biases and norms."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and parameter.ndim == 1:
+                swaps.parameter(module, name, rounds(parameter))
+
+
+Part = Callable[[Any, Swaps, Rounds], None]
+SCOPES: dict[str, tuple[Part, ...]] = {
+    "all weights": (round_layers, round_embedding, round_positions, round_vectors),
+    "the blocks' matrices": (round_layers,),
+    "the matrices of blocks and head": (round_layers, round_head),
+    "the matrices of blocks, embedding and head": (round_layers, round_embedding),
+    "the head's matrix": (round_head,),
+}
+
+
+def rounding(words: str, scope: str, rounds: Rounds, error: float) -> Mistake:
+    """Return the mistake of rounded weights."""
+
+    def put(model: Any, swaps: Swaps) -> None:
+        for part in SCOPES[scope]:
+            part(model, swaps, rounds)
+
+    return Mistake(words, put, error=error)
+
+
+def round_matrices(model: nn.Module, swaps: Swaps, rounds: Rounds) -> None:
+    """Round every matrix of any model."""
+    done: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter.ndim < 2:
+                continue
+            if id(parameter) not in done:
+                done[id(parameter)] = nn.Parameter(rounds(parameter.detach()), requires_grad=False)
+            swaps.set(module, name, done[id(parameter)])
+
+
+def matrices(words: str, rounds: Rounds, error: float) -> Mistake:
+    """Return the mistake of rounded matrices in a model of any architecture."""
+
+    def put(model: nn.Module, swaps: Swaps) -> None:
+        round_matrices(model, swaps, rounds)
+
+    return Mistake(words, put, error=error)
+
+
+def formats() -> Iterator[tuple[str, Rounds, float]]:
+    """Yield formats of matrices (out, in) in words, with their rounding and its relative error."""
+    yield "float16", partial(cast, dtype=torch.float16), ERRORS["float16"]
+    yield "bfloat16", partial(cast, dtype=torch.bfloat16), ERRORS["bfloat16"]
+    yield "int8, a scale for each output", partial(int8, dim=-1), ERRORS["int8"]
+    yield "int8, a scale for each output that is its largest weight / 127.5", partial(int8, dim=-1, most=127.5), ERRORS["int8"]
+    yield "int8, a scale for each input", partial(int8, dim=0), ERRORS["int8"]
+    yield "int8, one scale for a matrix", partial(int8, dim=None), ERRORS["int8"]
+    yield "int8 in blocks of 32 (Q8_0)", q8_0, ERRORS["int8"]
+    yield "4 bits in blocks of 32 (Q4_0)", q4_0, ERRORS["int4"]
+
+
+def rounded_weights() -> Iterator[Mistake]:
+    """Yield roundings of a GPT-2's weights."""
+    for form, rounds, error in formats():
+        for scope in SCOPES:
+            is_whole = scope == "all weights"
+            if is_whole and error > ERRORS["bfloat16"]:
+                continue  # nobody rounds biases to integers
+            yield rounding(f"{scope} rounded to {form}", scope, rounds, error)
+
+
+def rounded_matrices() -> Iterator[Mistake]:
+    """Yield roundings of the weights of a model of any architecture."""
+    for form, rounds, error in formats():
+        yield matrices(f"the weight matrices rounded to {form}", rounds, error)
+
+
+# What is computed
+
+
+class RoundedInput(nn.Module):
+    """A layer whose weight and input are rounded before they are multiplied."""
+
+    def __init__(self, layer: Any, rounds: Rounds) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(rounds(layer.weight.T).T.contiguous(), requires_grad=False)
+        self.bias = layer.bias
+        self.rounds = rounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rounds(x) @ self.weight + self.bias
+
+
+def rounded_products(words: str, rounds: Rounds, error: float) -> Mistake:
+    """Return the mistake of products in blocks and head whose weights and inputs are rounded."""
+
+    def put(model: Any, swaps: Swaps) -> None:
+        for block in model.h:
+            for path in LAYERS:
+                owner, _, name = path.rpartition(".")
+                parent = block.get_submodule(owner)
+                swaps.set(parent, name, RoundedInput(getattr(parent, name), rounds))
+        round_embedding(model, swaps, rounds)
+        head = model.head
+        swaps.set(model, "head", lambda x: head(rounds(x)))
+
+    return Mistake(words, put, error=error)
+
+
+def rounded_activation(words: str, rounds: Rounds, error: float) -> Mistake:
+    """Return the mistake of an activation whose input and output are rounded."""
+
+    def put(model: Any, swaps: Swaps) -> None:
+        for block in model.h:
+            act = block.mlp.act
+            swaps.set(block.mlp, "act", partial(_round_around, act, rounds))
+
+    return Mistake(words, put, error=error)
+
+
+def _round_around(act: Rounds, rounds: Rounds, x: Tensor) -> Tensor:
+    return rounds(act(rounds(x)))
+
+
+def rounded_values(activation: str) -> Iterator[Mistake]:
+    """Yield roundings of what a GPT-2 computes.
+
+    Args:
+        activation: what the MLP's is called.
+    """
+    for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+        rounds, error = partial(cast, dtype=dtype), ERRORS[name]
+        yield attending(f"keys and values rounded to {name}", hold=rounds, error=error)
+        yield rounded_activation(f"{activation}'s input and output rounded to {name}", rounds, error)
+        yield attending(f"attention weights rounded to {name}", finish=rounds, error=error)
+        yield rounded_products(f"weights and inputs of products rounded to {name}", rounds, error)
+    by_head = partial(int8, dim=-1)
+    yield attending("keys and values rounded to int8, a scale for each head", hold=by_head, error=ERRORS["int8"])
+    yield attending("keys and values rounded to int8 in blocks of 32 (Q8_0)", hold=q8_0, error=ERRORS["int8"])
+    in_eight = "weights and inputs of products rounded to int8 in blocks of 32 (Q8_0)"
+    yield rounded_products(in_eight, q8_0, ERRORS["int8"])
