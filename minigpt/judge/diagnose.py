@@ -3,7 +3,7 @@
 T tokens, V vocabulary, N mistakes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minigpt.judge.evidence import Network, Prediction, Text, centred, finished, predict
 from minigpt.judge.mistakes import Mistake
+from minigpt.judge.precision import precision_of
 from minigpt.report.fields import MOST_NOISE, Diagnosed, noise_ratio
 
 SCREEN_WORK = 2e9  # weights times tokens of the beginning of a text on which every mistake is tried
@@ -21,9 +22,10 @@ SLACK = 1.5  # the noise of one text may be so many times that of all
 INVISIBLE = 0.1  # of the noise floor: a mistake that does less cannot be seen
 CLOSE = 1.5  # a mistake that is not farther than so many times the nearest is tried on all texts
 MOST_FINAL = 6
-PAIR_WORK = 6e11  # weights times tokens times mistakes: each is added to this many of the nearest ones
-MOST_FIRST = 6  # of these at most
-ADDED = 24  # pairs whose effects add up to the error best
+PAIR_WORK = 1e11  # weights times tokens times pairs of the nearest mistakes
+MOST_FIRST = 5  # nearest mistakes with which others are tried
+ADDED = 24  # others with each, and pairs of all, whose effects add up to the error best
+ALIKE = 8.0  # of two sizes: neither is larger by more than this factor
 HALF = 0.5  # a second mistake must bring the distance below this share
 APART = 0.05  # of the noise floor: predictions that are closer are one
 TIED = 0.2  # of the way to another prediction: the program may as well be there
@@ -40,19 +42,26 @@ class Noise:
     Attributes:
         floor: transformers' RMS error at the dtype.
         scale: RMS of the true logits.
-        halves: transformers' RMS error in formats narrower than the dtype.
+        precisions: transformers' RMS error in each dtype.
         own: computes the RMS error of a model of ours at the dtype with mistakes in it.
     """
 
     floor: float
     scale: float
-    halves: Sequence[float]
+    precisions: Mapping[str, float]
     own: Callable[[Sequence[Mistake]], float]
 
     @property
     def least(self) -> float:
         """The floor, which is at least the rounding of float64."""
         return 1 / noise_ratio(1.0, self.floor, self.scale)
+
+    def is_like_a_half(self, distance: float) -> bool:
+        """Return whether an error is that of a format narrower than the dtype."""
+        for error in self.precisions.values():
+            if error > MOST_NOISE * self.floor and error / NEAR <= distance <= error * NEAR:
+                return True
+        return False
 
 
 class Screen:
@@ -137,7 +146,7 @@ class Diagnosis:
         if not self.right.distance > MOST_NOISE * self.noise.least:
             return []
         self.say("putting mistakes into the network")
-        self.is_precision = self._is_like_a_half(self.right.distance)
+        self.is_precision = self.noise.is_like_a_half(self.right.distance)
         singles = self._singles()
         finals = self._final([(single,) for single in singles])
         if self._is_explained(finals):
@@ -176,37 +185,53 @@ class Diagnosis:
         return chosen
 
     def _pairs(self, singles: list[Mistake]) -> list[Pair]:
-        """Return pairs, the nearest first: those whose effects add up best, then all with one of the nearest."""
-        tried = dict.fromkeys(self._added(singles))
-        work = self.weights * self.screen.rows * len(singles)
+        """Return pairs, the nearest first.
+
+        Tried are those whose effects, each measured alone, add up to the error best: of all, and of each of the nearest
+        mistakes. With the nearest one every other is tried whose effect is about as large as what is left of the error.
+        """
+        if len(singles) < 2:
+            return []
+        added = self._added(singles)
+        numbers = list(combinations(range(len(singles)), 2))
+        firsts, seconds = torch.tensor(numbers).T
+        order = added[firsts, seconds].argsort()[:ADDED].tolist()
+        tried: dict[Pair, None] = {}
+        for number in order:
+            first, second = numbers[number]
+            tried[singles[first], singles[second]] = None
+        work = self.weights * self.screen.rows * ADDED
         most = max(1, min(MOST_FIRST, int(PAIR_WORK / work)))
-        for first in singles[:most]:
-            others = [other for other in singles if not other.error]
-            others += self._roundings(self.screen.distance(first))
-            for second in others:
-                if second is not first and (second, first) not in tried:
-                    tried[first, second] = None
+        for number in range(min(most, len(singles))):
+            others = added[number].argsort()[:ADDED].tolist()
+            self._try_with(singles[number], [singles[other] for other in others], tried)
+        nearest = singles[0]
+        left = self.screen.distance(nearest)
+        others = [other for other in singles if not other.error and self._may_leave(other, left)]
+        self._try_with(nearest, [*others, *self._roundings(left)], tried)
         return sorted(tried, key=self._distance_of)
+
+    def _try_with(self, first: Mistake, others: Sequence[Mistake], tried: dict[Pair, None]) -> None:
+        """Add pairs with a first mistake to those that are tried."""
+        for second in others:
+            if second is not first and (second, first) not in tried:
+                tried[first, second] = None
+
+    def _may_leave(self, mistake: Mistake, distance: float) -> bool:
+        """Return whether a mistake's effect is about as large as a distance."""
+        size = _rms(self.screen.effects[mistake])
+        return distance / ALIKE <= size <= distance * ALIKE
 
     def _distance_of(self, mistakes: tuple[Mistake, ...]) -> float:
         return self.screen.distance(*mistakes)
 
-    def _added(self, singles: list[Mistake]) -> list[Pair]:
-        """Return the pairs whose effects, each measured alone, add up to the error best."""
-        if len(singles) < 2:
-            return []
+    def _added(self, singles: list[Mistake]) -> Tensor:
+        """Return squared distances (N, N) if the effects of two mistakes add up, but for the error's own square."""
         effects = torch.stack([self.screen.effects[single] for single in singles])  # (N, numbers)
         products, along = effects @ effects.T, effects @ self.screen.error
         alone = products.diagonal() - 2 * along
-        both = alone[:, None] + alone + 2 * products  # squared distances, but for the error's own square
-        pairs = list(combinations(range(len(singles)), 2))
-        firsts, seconds = torch.tensor(pairs).T
-        order = both[firsts, seconds].nan_to_num(torch.inf).argsort()[:ADDED].tolist()
-        chosen = []
-        for number in order:
-            first, second = pairs[number]
-            chosen.append((singles[first], singles[second]))  # the nearer one first, as a greedy search finds it
-        return chosen
+        both = alone[:, None] + alone + 2 * products
+        return both.fill_diagonal_(torch.inf).nan_to_num(torch.inf)
 
     # On all texts
 
@@ -259,7 +284,7 @@ class Diagnosis:
         """Return whether what is left of the error is noise, and all of the mistake is in the program."""
         is_whole = abs(prediction.share - 1) <= WHOLE
         is_noise = self._ratio(prediction) <= MOST_NOISE
-        is_half = self._is_like_a_half(prediction.distance) and self._falls(prediction) >= NEAR**2
+        is_half = self.noise.is_like_a_half(prediction.distance) and self._falls(prediction) >= NEAR**2
         is_half = is_half and not self.is_precision
         return is_whole and self._is_well_known(prediction) and (is_noise or is_half)
 
@@ -282,10 +307,6 @@ class Diagnosis:
     def _falls(self, prediction: Prediction) -> float:
         """Return by which factor the error falls with the mistake."""
         return self.right.distance / max(prediction.distance, 1e-300)
-
-    def _is_like_a_half(self, distance: float) -> bool:
-        """Return whether an error is that of a narrower format."""
-        return any(half / NEAR <= distance <= half * NEAR for half in self.noise.halves)
 
     def _tied(self, finals: list[Prediction]) -> list[Prediction]:
         """Return the nearest prediction, and those that the program's logits cannot tell from it."""
@@ -329,7 +350,8 @@ class Diagnosis:
 
     def _row(self, words: str, prediction: Prediction) -> Diagnosed:
         ratio = self._ratio(prediction)
-        return Diagnosed(words, ratio, ratio <= MOST_NOISE)
+        rest = precision_of(prediction.distance, self.noise.precisions)
+        return Diagnosed(words, ratio, ratio <= MOST_NOISE, rest)
 
     def _told_in_part(self, finals: list[Prediction]) -> list[Diagnosed]:
         """Return the mistake that explains a large part of the error, if there is one and it is certain."""

@@ -409,11 +409,13 @@ class Diagnosed(Fields):
         mistake: a noun phrase.
         ratio: the error over the noise floor once this mistake, and those before it, are in the truth.
         explains: whether that is parity.
+        rest: the precision that the rest of the error is like.
     """
 
     mistake: str
     ratio: Annotated[float, Shown("error with it", times)]
     explains: bool
+    rest: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -454,6 +456,9 @@ class ParityFields(Fields):
         fit: how well each fitted norm explains the one that it replaces.
         sensitivity: what each site alone does to the logits, most first.
         removal, bisect: which sites a budget or parity allows.
+        precision: the dtype whose own error in transformers is nearest to the candidate's.
+        diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
+            if none was sought.
         changes: what the candidate's code changed in the process; any is a fault.
         missing: parts that were not judged, since the candidate does not give them.
         notes: e.g. that the norm's class has another eps.
@@ -499,6 +504,8 @@ class ParityFields(Fields):
     sensitivity: list[SiteChange] | None = None
     removal: Removal | None = None
     bisect: Bisection | None = None
+    precision: Precision | None = None
+    diagnosis: list[Diagnosed] | None = None
     changes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

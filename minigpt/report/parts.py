@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from minigpt.errors import MiniGPTError
 from minigpt.report import fields
 from minigpt.report.charts import Maps, depth_charts
+from minigpt.report.diagnosis import diagnosis_lines, precision_line
 from minigpt.report.fields import MOST_NOISE, Form, Report, perplexities, population, shown, text_file
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
 
@@ -153,6 +154,7 @@ def sentences(report: Report) -> list[str]:
         greedy = "parts only where noise alone could part it" if parting else "agrees"
         ratio = times(report["logits"]["ratio"])
         lines.append(f"The logits' error is {ratio} the noise floor, and greedy decoding {greedy}.")
+    lines += precision_line(report) + diagnosis_lines(report)
     if (bisect := report.get("bisect")) is not None:
         sites = ", ".join(bisect["sites"]) or "no set of the swapped sites, on the texts as transformers wrote them"
         lines.append(f"What breaks {'the budget' if 'budget' in report else 'parity'}: {sites}.")
@@ -213,6 +215,8 @@ def _next_step(report: Report) -> list[str]:
         steps.append(f"minigpt norms --check {report['norm']} names a mistake in the norm")
     if "bisect" not in report and any(site["swapped"] for site in report["norm_sites"]):
         steps.append("--bisect names the sites that break it")
+    if "diagnosis" not in report and report["exact"]:
+        steps.append("--diagnose names the mistake, if it is a known one")
     return [f"Next: {'; '.join(steps)}."] if steps else []
 
 
@@ -222,7 +226,7 @@ def parts_of(report: Report) -> list[Part]:
     if report["outcome"] == "DIFFERENT":
         central = dict(reversed(central.items()))
     makers = {
-        "budget": _budget, **central, "perplexity": _perplexity, "greedy": _greedy, "norm_sites": _sites,
+        "budget": _budget, "diagnosis": _diagnosis, **central, "perplexity": _perplexity, "greedy": _greedy, "norm_sites": _sites,
         "gradients": _gradients, "removal": _removal, "sensitivity": _sensitivity, "fit": _fit, "bisect": _bisect,
         "coverage": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
     }  # fmt: skip
@@ -318,6 +322,12 @@ def _budget(report: Report) -> Part:
         rows.append((line["quantity"], Number(line["limit"], form), Number(line["measured"], form), kept))
     sentence = "These limits decide, in place of parity."
     return Part("budget", "Budget", sentence, ("quantity", "limit", "measured", ""), rows)
+
+
+def _diagnosis(report: Report) -> Part:
+    rows = [(row["mistake"], *cells(fields.Diagnosed, row)) for row in report["diagnosis"]]
+    sentence = "These are put into the original in float64, one on top of the other; the noise floor remains."
+    return Part("diagnosis", "What is wrong", sentence, ("mistake", *titles(fields.Diagnosed)), rows)
 
 
 def _logits(report: Report) -> Part:

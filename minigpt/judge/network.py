@@ -19,7 +19,7 @@ from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.reference import Reference
 from minigpt.judge.truth import Sample, Truth
 from minigpt.recipe import Recipe
-from minigpt.report.fields import MOST_NOISE, Diagnosed
+from minigpt.report.fields import Diagnosed
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
@@ -36,7 +36,7 @@ def estimated_weights(shape: Shape) -> int:
     return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
 
 
-def explain(truth: Truth, candidate: Candidate, say: Callable[[str], None]) -> list[Diagnosed]:
+def find_mistakes(truth: Truth, candidate: Candidate, say: Callable[[str], None]) -> list[Diagnosed]:
     """Return the mistakes that give the candidate's logits; none if no known one does.
 
     Raises:
@@ -49,12 +49,11 @@ def explain(truth: Truth, candidate: Candidate, say: Callable[[str], None]) -> l
     weights = sum(parameter.numel() for parameter in network.model.parameters())
     texts = texts_of(truth, candidate, weights)
     check_network(truth, network, texts[0])
-    narrower = [error for name, error in truth.precisions.items() if error > MOST_NOISE * truth.noise_floor.rms]
 
     def own(mistakes: Sequence[Mistake]) -> float:
         return own_noise(network, mistakes, texts)
 
-    noise = Noise(truth.noise_floor.rms, truth.noise_floor.scale, narrower, own)
+    noise = Noise(truth.noise_floor.rms, truth.noise_floor.scale, truth.precisions, own)
     return Diagnosis(network, mistakes_of(network.model), texts, noise, weights, say).find()
 
 
