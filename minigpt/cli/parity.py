@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 # What the ways of calling this command take; a model is judged by all other options.
 REPORT = {"json_file", "html"}
 COMPARES = {"compare", "reports"} | REPORT
-READS_OUTPUTS = {"original", "outputs", "device", "budget"} | REPORT
+READS_OUTPUTS = {"original", "outputs", "device", "budget", "diagnose"} | REPORT
 READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
-JUDGES_ENGINE = {"engine", "engine_option", "budget", "device"} | REPORT
+JUDGES_ENGINE = {"engine", "engine_option", "budget", "device", "diagnose"} | REPORT
 RECORDS = {"record", "model", "revision", "attention", "device", "dtype"} | READS_ORIGINAL
 READS_FOR_ENGINE = RECORDS - {"gradients"}  # beside an engine, which gives logits alone
 OF_THE_ORIGINAL = {"record", "against", "prompt", "prompts", "text"}  # which a record answers
@@ -46,6 +46,7 @@ def parity(
     remove_file: OutFile = None,
     bisect: bool = False,
     budget: str | None = None,
+    diagnose: bool = False,
     record: OutFile = None,
     original: Path | None = None,
     outputs: Path | None = None,
@@ -73,6 +74,7 @@ def parity(
         remove_file: Keep the trials of --remove here; started again, the search goes on.
         bisect: Name the swapped sites that break parity, or the budget.
         budget: Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ.
+        diagnose: After a FAIL, name the mistake that gives these logits; of a small model that is the default.
         record: Keep the original in this file, with the ids that were read; without a --norm nothing is judged.
         original: Judge against this record.
         outputs: Judge the logits in this file, which another program wrote for a record.
@@ -87,7 +89,7 @@ def parity(
         minigpt parity --norm rms --norm dyt --sites '*' --sites ln_f
         minigpt parity --model ./tuned --against gpt2 --text held-out.txt
         minigpt parity --model gpt2 --record r.safetensors
-        minigpt parity --original r.safetensors --outputs mine.safetensors
+        minigpt parity --original r.safetensors --outputs mine.safetensors --diagnose
         minigpt parity --model gpt2 --engine onnx=model.onnx
         minigpt parity --original r.safetensors --engine gguf=gpt2.gguf --engine-option type_k=f32
         minigpt parity --compare a.json b.json c.json --html page.html
@@ -115,13 +117,14 @@ def parity(
         if record is not None:
             truth.save(record)
         if outputs is not None:
-            judged = [truth.judge_outputs(outputs, budget=budget)]
+            judged = [truth.judge_outputs(outputs, budget=budget, diagnose=diagnose or None)]
         elif candidates:
-            judged = [truth.judge(candidates[0], budget=budget, progress=_second_half(say))]
+            asked = dict(budget=budget, diagnose=diagnose or None)
+            judged = [truth.judge(candidates[0], progress=_second_half(say), **asked)]
         elif _only_records(given):
             judged = []
         else:
-            judged = _judge(truth, recipes, say, gradients=gradients or None, budget=budget, **searches)
+            judged = _judge(truth, recipes, say, gradients=gradients or None, budget=budget, diagnose=diagnose or None, **searches)
     if not judged:
         show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {})
         return

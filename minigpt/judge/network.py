@@ -1,9 +1,10 @@
-"""The mistake behind a FAIL: opens the network, takes the candidate's logits, and searches.
+"""What is behind a FAIL: whose precision the error is like, and which mistake gives the candidate's logits.
 
 T tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,19 +17,22 @@ from minigpt.judge.diagnose import Diagnosis, Noise
 from minigpt.judge.door import architecture_of
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistakes import Mistake, mistakes_of
+from minigpt.judge.precision import precision_of
 from minigpt.judge.reference import Reference
 from minigpt.judge.truth import Sample, Truth
 from minigpt.recipe import Recipe
 from minigpt.report.fields import Diagnosed
+from minigpt.report.parity_report import ParityReport
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
 SAME = 1e-3  # of the noise floor: the network must be this near to the truth
 
 
-def is_quick(shape: Shape) -> bool:
-    """Return whether a diagnosis of a GPT-2 of this shape takes a few seconds."""
-    return estimated_weights(shape) <= QUICK
+def is_quick(truth: Truth) -> bool:
+    """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
+    is_gpt2 = truth.bitwise_error.count > 0
+    return is_gpt2 and estimated_weights(truth.config) <= QUICK
 
 
 def estimated_weights(shape: Shape) -> int:
@@ -36,14 +40,40 @@ def estimated_weights(shape: Shape) -> int:
     return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
 
 
+def diagnosed(
+    truth: Truth, candidate: Candidate, report: ParityReport, diagnose: bool | None, say: Callable[[str], None]
+) -> ParityReport:
+    """Return a report with the precision that its error is like, and its diagnosis if one is due.
+
+    Args:
+        report: with its verdict.
+        diagnose: None for a FAIL of a small GPT-2 alone.
+    """
+    precision = precision_of(report.logits.rms_error, truth.precisions)
+    report = replace(report, precision=precision)
+    if diagnose is None:
+        diagnose = report.outcome == "FAIL" and is_quick(truth)
+    if not diagnose or report.passed:
+        return report
+    try:
+        rows = find_mistakes(truth, candidate, say)
+    except DiagnosisError as error:
+        return replace(report, notes=[*report.notes, f"{error}."])
+    return replace(report, diagnosis=rows)
+
+
+class DiagnosisError(MiniGPTError):
+    """A diagnosis that is not possible, though the verdict stands."""
+
+
 def find_mistakes(truth: Truth, candidate: Candidate, say: Callable[[str], None]) -> list[Diagnosed]:
     """Return the mistakes that give the candidate's logits; none if no known one does.
 
     Raises:
-        MiniGPTError: if the original's files are gone, or hold another model now.
+        DiagnosisError: if the original's files are gone, or hold another model now.
     """
     if not truth.place.exists():
-        raise MiniGPTError(f"the diagnosis needs the original at {truth.place}, which is no longer there")
+        raise DiagnosisError(f"The diagnosis needs the original at {truth.place}, which is no longer there")
     say("opening the network in float64")
     network, own_noise = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
@@ -136,11 +166,11 @@ def check_network(truth: Truth, network: Network, text: Text) -> None:
     """Check that a network is the original.
 
     Raises:
-        MiniGPTError: if it computes something else.
+        DiagnosisError: if it computes something else.
     """
     sums = Sums()
     sums.add(network.logits((), text) - text.truth)
     if sums.rms > SAME * max(truth.noise_floor.rms, 1e-9 * truth.noise_floor.scale):
-        raise MiniGPTError(f"the diagnosis needs the original as it was read, and {truth.place} holds another model now")
+        raise DiagnosisError(f"The diagnosis needs the original as it was read, and {truth.place} holds another model now")
 
 

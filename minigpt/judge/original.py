@@ -17,7 +17,9 @@ from minigpt.judge.engine_candidate import EngineCandidate
 from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
 from minigpt.judge.gradients import gradients_of, relative_error
 from minigpt.judge.measures import Distance, RowDistance
+from minigpt.judge.network import diagnosed
 from minigpt.judge.perplexity import file_ids, window_losses, windows_of
+from minigpt.judge.precision import read_precisions
 from minigpt.judge.prompts import Prompts, built_in_windows, default_prompts, file_windows, read_prompts
 from minigpt.judge.reference import Recorder, Reference, judging, milliseconds
 from minigpt.judge.rules import decide, parse_budget
@@ -79,7 +81,7 @@ class Original(Truth):
         local_files_only: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        say = Steps(progress, total=4)
+        say = Steps(progress, total=5)
         say(f"reading {source}")
         recipe = Recipe(source, attention=attention, revision=revision, local_files_only=local_files_only)
         place, resolved = recipe.place(), resolve_device(device)
@@ -106,6 +108,8 @@ class Original(Truth):
                 overflow = error.overflow
             if overflow is not None:  # the model that overflowed is freed here
                 raise explain(self, overflow, lambda reference: _gradients(reference, self))
+            say("transformers in other dtypes")
+            self.precisions = read_precisions(self, opened.weights)
         self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
         self._require_low_floors()
 
@@ -157,6 +161,7 @@ class Original(Truth):
         remove_file: str | Path | None = None,
         bisect: bool = False,
         budget: str | None = None,
+        diagnose: bool | None = None,
         progress: Progress | None = None,
         **opening: Any,
     ) -> ParityReport:
@@ -193,13 +198,15 @@ class Original(Truth):
                     report = judgement.search(remove_file, gradients, **searches)
                 else:
                     report = judgement.report(judged.swapped, gradients)
-        return decide(dataclasses.replace(report, changes=sorted({*changes, *judged.changes})), limits)
+                report = dataclasses.replace(report, changes=sorted({*changes, *judged.changes}))
+                report = diagnosed(self, judged, decide(report, limits), diagnose, say)
+        return report
 
     def judge_outputs(self, file: str | Path, **options: Any) -> ParityReport:
         """Judge what another program wrote: a safetensors file with ``logits.N`` for each text of the record.
 
         Args:
-            options: of ``judge``: gradients, budget, progress.
+            options: of ``judge``: gradients, budget, diagnose, progress.
 
         Raises:
             CheckpointError: if it cannot be read, lacks logits, or a tensor is unknown or has another shape.
@@ -366,6 +373,7 @@ def parity(
     remove_file: str | Path | None = None,
     bisect: bool = False,
     budget: str | None = None,
+    diagnose: bool | None = None,
     progress: Progress | None = None,
     **opening: Any,
 ) -> ParityReport:
@@ -392,6 +400,8 @@ def parity(
         remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on.
         bisect: name the swapped sites that break parity, or the budget if there is one.
         budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
+        diagnose: whether to look for the mistake that gives the candidate's logits. By default after a FAIL, if the
+            model is so small that it takes a few seconds.
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
         opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, revision and
             local_files_only, as ``Recipe`` takes them, for a candidate that is a source. For a module or a function,
@@ -421,7 +431,7 @@ def parity(
         original = Original(against, **_options_of(candidate) | opening, **texts)
     return original.judge(
         candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect,
-        budget=budget, progress=_part_of(progress, 0.6, 0.4),
+        budget=budget, diagnose=diagnose, progress=_part_of(progress, 0.6, 0.4),
     )  # fmt: skip
 
 
