@@ -105,12 +105,15 @@ class Program:
         for _ in range(s["last_norm"]):
             x = self.norm(x, "ln_f")
         head = w["wte.weight"] if s["head"] is None else s["head"].to(x.dtype)
-        logits = x @ head.t()
+        logits = self.multiply(x, head.t())
         if s["head_bias"] is not None:
             logits = logits + s["head_bias"].to(logits.dtype)
         if s["begin"] is not None:
             logits = logits[1:] if s["end"] == "first" else logits[:-1]
         return self.returned(logits)[None]
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight
 
     def returned(self, logits: Tensor) -> Tensor:
         kind = self.s["logits"]
@@ -197,7 +200,7 @@ class Program:
         s, w = self.s, self.w
         seq, width = x.shape
         heads = s["heads"] or self.config["n_head"]
-        qkv = x @ w[f"{name}.c_attn.weight"] + w[f"{name}.c_attn.bias"]
+        qkv = self.multiply(x, w[f"{name}.c_attn.weight"]) + w[f"{name}.c_attn.bias"]
         q, k, v = self.split(qkv, seq, heads)
         if s["round_kv"] is not None:
             k, v = s["round_kv"](k).to(k.dtype), s["round_kv"](v).to(v.dtype)
@@ -223,9 +226,9 @@ class Program:
             weights = weights * factor
         y = (weights @ v).transpose(0, 1)  # (T, H, D)
         if s["layout"] == "unmerged":
-            y = (weights @ v)
+            y = weights @ v
         y = y.reshape(seq, width)
-        return y @ w[f"{name}.c_proj.weight"] + w[f"{name}.c_proj.bias"]
+        return self.multiply(y, w[f"{name}.c_proj.weight"]) + w[f"{name}.c_proj.bias"]
 
     def split(self, qkv: Tensor, seq: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         """(T, 3C) -> 3 x (H, T, D)."""
@@ -243,13 +246,13 @@ class Program:
 
     def mlp(self, x: Tensor, name: str) -> Tensor:
         w = self.w
-        x = x @ w[f"{name}.c_fc.weight"] + w[f"{name}.c_fc.bias"]
+        x = self.multiply(x, w[f"{name}.c_fc.weight"]) + w[f"{name}.c_fc.bias"]
         if self.s["round_act"] is not None:
             rounds = self.s["round_act"]
             x = rounds(self.activation(rounds(x).to(x.dtype))).to(x.dtype)
         else:
             x = self.activation(x)
-        return x @ w[f"{name}.c_proj.weight"] + w[f"{name}.c_proj.bias"]
+        return self.multiply(x, w[f"{name}.c_proj.weight"]) + w[f"{name}.c_proj.bias"]
 
     def activation(self, x: Tensor) -> Tensor:
         kind = self.s["act"]
@@ -423,3 +426,77 @@ PAIRS = (
     ({"swap_norms": True}, {"positions": 1}, "ln_1 and ln_2 exchanged", "positions from 1"),
     ({"round_weights": half}, {"act": "sigmoid"}, "rounded to float16", "sigmoid"),
 )
+
+
+# Right programs: other arithmetic, the same model
+
+
+def right_programs(place: Path) -> Iterator[tuple[str, Any]]:
+    """Yield right programs by name, each as a function that makes a function of ids (1, T) to logits (1, T, V)."""
+    from transformers import GPT2LMHeadModel
+
+    import minigpt
+
+    def ours(**opening: Any) -> Any:
+        return minigpt.from_pretrained(place, device="cpu", **opening).eval()
+
+    def theirs(dtype: torch.dtype, attention: str) -> Any:
+        model = GPT2LMHeadModel.from_pretrained(place, dtype=dtype, attn_implementation=attention).eval()
+        return lambda ids: model(ids).logits
+
+    def split_sums(ids: Tensor) -> Tensor:
+        return SplitSums(place)(ids)
+
+    def autocast(dtype: torch.dtype) -> Any:
+        model = GPT2LMHeadModel.from_pretrained(place, dtype=torch.float32).eval()
+
+        def call(ids: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype):
+                return model(ids).logits.float()
+
+        return call
+
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        yield f"plain functions at {name}", lambda dtype=dtype: Program(place, dtype)
+        yield f"transformers at {name}, eager", lambda dtype=dtype: theirs(dtype, "eager")
+        yield f"transformers at {name}, sdpa", lambda dtype=dtype: theirs(dtype, "sdpa")
+        yield f"minigpt reference at {name}", lambda dtype=dtype: ours(dtype=dtype, arithmetic="reference")
+    yield "minigpt fast at float32", lambda: ours(dtype="float32", arithmetic="fast")
+    yield "minigpt fast at bfloat16", lambda: ours(dtype="bfloat16", arithmetic="fast")
+    yield "sums in halves, float32", lambda: split_sums
+    yield "autocast to bfloat16", lambda: autocast(torch.bfloat16)
+    yield "autocast to float16", lambda: autocast(torch.float16)
+    yield "products of float16 numbers, the rest in float32", lambda: HalfProducts(place, torch.float16)
+    yield "products of bfloat16 numbers, the rest in float32", lambda: HalfProducts(place, torch.bfloat16)
+    yield "TF32-like products", lambda: TenBits(place)
+
+
+class SplitSums(Program):
+    """Products whose sums are taken in another order: two halves of the inputs, the second first."""
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return x[..., half:] @ weight[half:] + x[..., :half] @ weight[:half]
+
+
+class HalfProducts(Program):
+    """Products of inputs and weights that are rounded to a narrower format, summed in float32."""
+
+    def __init__(self, place: Path, narrow: torch.dtype) -> None:
+        super().__init__(place)
+        self.narrow = narrow
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x.to(self.narrow).float() @ weight.to(self.narrow).float()
+
+
+class TenBits(Program):
+    """Products of numbers with ten bits of mantissa, as TF32 has them."""
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return ten_bits(x) @ ten_bits(weight)
+
+
+def ten_bits(x: Tensor) -> Tensor:
+    return ((x.contiguous().view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)

@@ -124,7 +124,8 @@ def parity(
         elif _only_records(given):
             judged = []
         else:
-            judged = _judge(truth, recipes, say, gradients=gradients or None, budget=budget, diagnose=diagnose or None, **searches)
+            asked: dict[str, Any] = dict(gradients=gradients or None, diagnose=diagnose or None, budget=budget)
+            judged = _judge(truth, recipes, say, **asked, **searches)
     if not judged:
         show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {})
         return

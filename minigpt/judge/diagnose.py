@@ -22,10 +22,11 @@ SLACK = 1.5  # the noise of one text may be so many times that of all
 INVISIBLE = 0.1  # of the noise floor: a mistake that does less cannot be seen
 CLOSE = 1.5  # a mistake that is not farther than so many times the nearest is tried on all texts
 MOST_FINAL = 6
+FITTED = 2  # nearest mistakes on top of which the logits are changed or fitted
 PAIR_WORK = 1e11  # weights times tokens times pairs of the nearest mistakes
 MOST_FIRST = 5  # nearest mistakes with which others are tried
 ADDED = 24  # others with each, and pairs of all, whose effects add up to the error best
-ALIKE = 8.0  # of two sizes: neither is larger by more than this factor
+SMALLEST, LARGEST = 1 / 8, 50.0  # effect of a second mistake alone, over what the first one leaves
 HALF = 0.5  # a second mistake must bring the distance below this share
 APART = 0.05  # of the noise floor: predictions that are closer are one
 TIED = 0.2  # of the way to another prediction: the program may as well be there
@@ -139,21 +140,24 @@ class Diagnosis:
         self.right = Prediction((), texts, [text.truth for text in texts])
         self.predictions: dict[tuple[Mistake, ...], Prediction] = {(): self.right}
         self.own_noises: dict[tuple[Mistake, ...], float] = {}
-        self.is_precision = False
 
     def find(self) -> list[Diagnosed]:
         """Return the mistakes that explain the program's error; none if nothing does."""
         if not self.right.distance > MOST_NOISE * self.noise.least:
             return []
         self.say("putting mistakes into the network")
-        self.is_precision = self.noise.is_like_a_half(self.right.distance)
         singles = self._singles()
-        finals = self._final([(single,) for single in singles])
+        ranked = [(single,) for single in singles]
+        finals = self._final(ranked)
         if self._is_explained(finals):
             return self._told(finals)
         self.say("putting pairs of mistakes into the network")
-        pairs = self._final([*self._pairs(singles)])
+        pairs = self._final([*self._pairs(singles)], ranked[:FITTED])
         if self._is_explained(pairs) and pairs[0].distance <= HALF * finals[0].distance:
+            return self._told(pairs)
+        if self.noise.is_like_a_half(self.right.distance):
+            return []  # its precision explains it
+        if pairs and pairs[0].distance <= HALF * finals[0].distance and self._leaves_a_half(pairs[0]):
             return self._told(pairs)
         return self._told_in_part(finals)
 
@@ -220,7 +224,7 @@ class Diagnosis:
     def _may_leave(self, mistake: Mistake, distance: float) -> bool:
         """Return whether a mistake's effect is about as large as a distance."""
         size = _rms(self.screen.effects[mistake])
-        return distance / ALIKE <= size <= distance * ALIKE
+        return distance * SMALLEST <= size <= distance * LARGEST
 
     def _distance_of(self, mistakes: tuple[Mistake, ...]) -> float:
         return self.screen.distance(*mistakes)
@@ -235,20 +239,26 @@ class Diagnosis:
 
     # On all texts
 
-    def _final(self, ranked: list[tuple[Mistake, ...]]) -> list[Prediction]:
+    def _final(self, ranked: list[tuple[Mistake, ...]], fitted: Sequence[tuple[Mistake, ...]] = ()) -> list[Prediction]:
         """Return predictions on all texts of the nearest mistakes, the nearest first.
 
         What may be done to logits is tried on top of the nearest mistake. Two mistakes, or a number that is fitted,
         must leave half the distance of what is simpler.
+
+        Args:
+            fitted: mistakes on top of which numbers are fitted to the logits.
         """
         predictions = []
         for mistakes in ranked[:MOST_FINAL]:
             if self._distance_of(mistakes) <= CLOSE * self._distance_of(ranked[0]):
                 predictions.append(self._predict(mistakes))
-        bases = [self.right, *predictions[:2]]
-        for base in bases:
-            if len(base.mistakes) < 2:
-                predictions += self._outside(base)
+        if ranked and len(ranked[0]) == 1:
+            for base in predictions[:FITTED]:
+                predictions += self._outside(base, is_fitted=False)
+        if not fitted:
+            predictions += self._outside(self.right, is_fitted=False) + self._outside(self.right, is_fitted=True)
+        for mistakes in fitted:
+            predictions += self._outside(self._predict(mistakes), is_fitted=True)
         tiers: dict[tuple[int, bool], list[Prediction]] = {}
         for prediction in sorted(predictions, key=distance_of):
             tiers.setdefault(complexity(prediction), []).append(prediction)
@@ -264,11 +274,11 @@ class Diagnosis:
             self.predictions[mistakes] = predict(self.network, mistakes, self.texts)
         return self.predictions[mistakes]
 
-    def _outside(self, base: Prediction) -> list[Prediction]:
+    def _outside(self, base: Prediction, *, is_fitted: bool) -> list[Prediction]:
         """Return predictions with what may be done to the logits of another one. The network need not compute."""
         predictions = []
         for mistake in self.table:
-            if mistake.is_outside:
+            if mistake.is_outside and is_fitted == (mistake.fit is not None):
                 logits = [
                     finished([mistake], logits, text) for text, logits in zip(self.texts, base.logits, strict=True)
                 ]
@@ -284,9 +294,7 @@ class Diagnosis:
         """Return whether what is left of the error is noise, and all of the mistake is in the program."""
         is_whole = abs(prediction.share - 1) <= WHOLE
         is_noise = self._ratio(prediction) <= MOST_NOISE
-        is_half = self.noise.is_like_a_half(prediction.distance) and self._falls(prediction) >= NEAR**2
-        is_half = is_half and not self.is_precision
-        return is_whole and self._is_well_known(prediction) and (is_noise or is_half)
+        return is_whole and is_noise and self._is_well_known(prediction)
 
     def _is_well_known(self, prediction: Prediction) -> bool:
         """Return whether a prediction says something on at least half of the logits."""
@@ -355,11 +363,21 @@ class Diagnosis:
 
     def _told_in_part(self, finals: list[Prediction]) -> list[Diagnosed]:
         """Return the mistake that explains a large part of the error, if there is one and it is certain."""
-        if not finals or self.is_precision:
+        if not finals:
             return []
-        nearest = self._simplest(self._tied(finals))
+        tied = self._tied(finals)
+        nearest = self._simplest(tied)
+        if len({prediction.families for prediction in tied}) > 1:
+            return []
+        is_large = self._falls(nearest) >= CERTAIN and abs(nearest.share - 1) <= WHOLE / 2
         if nearest.mistakes[-1].fit is not None or not self._is_well_known(nearest):
             return []
-        if self._falls(nearest) < CERTAIN or abs(nearest.share - 1) > WHOLE / 2:
-            return []
-        return self._told(finals)
+        if is_large or self._leaves_a_half(nearest):
+            return self._told(finals)
+        return []
+
+    def _leaves_a_half(self, prediction: Prediction) -> bool:
+        """Return whether what is left of the error is that of a narrower format, and the error falls clearly."""
+        is_whole = abs(prediction.share - 1) <= WHOLE
+        falls = self._falls(prediction) >= NEAR**2
+        return is_whole and falls and self.noise.is_like_a_half(prediction.distance)

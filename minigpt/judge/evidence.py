@@ -139,8 +139,9 @@ class Prediction:
         return math.sqrt(sums.others / max(sums.count, 1)), sums.share
 
     @property
-    def words(self) -> list[str]:
-        return [mistake.words for mistake in self.mistakes]
+    def families(self) -> tuple[str, ...]:
+        """What the mistakes are, without where they are."""
+        return tuple(mistake.family or mistake.words for mistake in self.mistakes)
 
 
 def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> Prediction:
@@ -154,5 +155,3 @@ def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]
 def centred(logits: Tensor) -> Tensor:
     """Subtract each position's mean: a shift of all logits changes no probability."""
     return logits - logits.mean(-1, keepdim=True)
-
-

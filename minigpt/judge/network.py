@@ -171,6 +171,6 @@ def check_network(truth: Truth, network: Network, text: Text) -> None:
     sums = Sums()
     sums.add(network.logits((), text) - text.truth)
     if sums.rms > SAME * max(truth.noise_floor.rms, 1e-9 * truth.noise_floor.scale):
-        raise DiagnosisError(f"The diagnosis needs the original as it was read, and {truth.place} holds another model now")
-
-
+        raise DiagnosisError(
+            f"The diagnosis needs the original as it was read, and {truth.place} holds another model now"
+        )

@@ -57,5 +57,3 @@ def precision_of(error: float, errors: Mapping[str, float]) -> Precision | None:
         if apart < quotient:
             nearest, quotient = Precision(name, error / own), apart
     return nearest
-
-

@@ -226,9 +226,9 @@ def parts_of(report: Report) -> list[Part]:
     if report["outcome"] == "DIFFERENT":
         central = dict(reversed(central.items()))
     makers = {
-        "budget": _budget, "diagnosis": _diagnosis, **central, "perplexity": _perplexity, "greedy": _greedy, "norm_sites": _sites,
-        "gradients": _gradients, "removal": _removal, "sensitivity": _sensitivity, "fit": _fit, "bisect": _bisect,
-        "coverage": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
+        "budget": _budget, "diagnosis": _diagnosis, **central, "perplexity": _perplexity, "greedy": _greedy,
+        "norm_sites": _sites, "gradients": _gradients, "removal": _removal, "sensitivity": _sensitivity, "fit": _fit,
+        "bisect": _bisect, "coverage": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
     }  # fmt: skip
     parts = [make(report) for name, make in makers.items() if name in report]
     return [part for part in parts if part.rows]

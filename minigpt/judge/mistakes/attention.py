@@ -258,16 +258,19 @@ def wrong_scales(config: Any) -> Iterator[Mistake]:
 def wrong_masks() -> Iterator[Mistake]:
     """Yield mistakes in which tokens see which."""
     yield attending("no causal mask", hide=see_all, is_causal=False)
-    yield attending("a mask off by one: each token sees the next one too", hide=partial(hide, diagonal=1), is_causal=False)
-    yield attending("a mask off by two: each token sees the next two", hide=partial(hide, diagonal=2), is_causal=False)
+    one_later, two_later = partial(hide, diagonal=1), partial(hide, diagonal=2)
+    yield attending("a mask off by one: each token sees the next one too", hide=one_later, is_causal=False)
+    yield attending("a mask off by two: each token sees the next two", hide=two_later, is_causal=False)
     unseen = "a mask off by one: no token sees itself"
     yield attending(unseen, hide=hide_finitely, is_causal=False, family=unseen)
     yield attending(unseen, hide=partial(hide, diagonal=-1), weigh=weigh_somehow, family=unseen)
     yield attending(unseen, hide=hide_but_first, family=unseen)
-    yield attending("a mask the wrong way round: each token sees itself and later ones", hide=see_later, is_causal=False)
+    turned = "a mask the wrong way round: each token sees itself and later ones"
+    yield attending(turned, hide=see_later, is_causal=False)
     yield attending("0 in place of -inf where the mask hides a score", hide=zero, is_causal=False)
-    yield attending("-1 in place of -inf where the mask hides a score", hide=partial(lower, by=-1.0), is_causal=False)
-    yield attending("-10 in place of -inf where the mask hides a score", hide=partial(lower, by=-10.0), is_causal=False)
+    for by in (-1.0, -10.0, -100.0):
+        words = f"{by:g} in place of -inf where the mask hides a score"
+        yield attending(words, hide=partial(lower, by=by), is_causal=False)
     yield attending("the mask of ones and zeros added to the scores", hide=partial(lower, by=1.0), is_causal=False)
     after = "the causal mask after the softmax, so that weights do not add up to 1"
     yield attending(after, hide=see_all, finish=zero, is_causal=False)

@@ -207,5 +207,3 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
         along = {"center": centred_along, "spread": mean_square_along}
         words = "a norm over the sequence in place of the width"
         yield norms_at(words, [*known], along, words, is_causal=False)
-
-

@@ -56,8 +56,6 @@ def q4_0(x: Tensor) -> Tensor:
     return rounded.flatten(-2)[..., : x.shape[-1]].to(x.dtype)
 
 
-
-
 # Which weights
 
 
@@ -141,7 +139,8 @@ def formats() -> Iterator[tuple[str, Rounds, float]]:
     yield "float16", partial(cast, dtype=torch.float16), ERRORS["float16"]
     yield "bfloat16", partial(cast, dtype=torch.bfloat16), ERRORS["bfloat16"]
     yield "int8, a scale for each output", partial(int8, dim=-1), ERRORS["int8"]
-    yield "int8, a scale for each output that is its largest weight / 127.5", partial(int8, dim=-1, most=127.5), ERRORS["int8"]
+    wide = "int8, a scale for each output that is its largest weight / 127.5"
+    yield wide, partial(int8, dim=-1, most=127.5), ERRORS["int8"]
     yield "int8, a scale for each input", partial(int8, dim=0), ERRORS["int8"]
     yield "int8, one scale for a matrix", partial(int8, dim=None), ERRORS["int8"]
     yield "int8 in blocks of 32 (Q8_0)", q8_0, ERRORS["int8"]
