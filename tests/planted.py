@@ -282,8 +282,9 @@ def int8(dim: int):
     """Return int8 by rows of the stored matrix for 1, by its columns for 0."""
 
     def rounds(x: Tensor, *_: object) -> Tensor:
-        step = x.abs().amax(dim, keepdim=True) / 127
-        return torch.round(x / step) * step
+        wide = x.float()
+        step = wide.abs().amax(dim, keepdim=True) / 127
+        return torch.round(wide / step) * step
 
     return rounds
 
@@ -314,7 +315,7 @@ def ggml(bits: int):
     return rounds
 
 
-def single_plants(width: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def single_plants(width: int, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield mistakes: words that its name must have, and the settings that make it."""
     yield "exact GELU", {"act": "erf"}
     yield "sigmoid", {"act": "sigmoid"}
@@ -378,6 +379,9 @@ def single_plants(width: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "reverse order", {"blocks": lambda layers: layers[::-1]}
     yield "last block missing", {"blocks": lambda layers: layers[:-1]}
     yield "block 1 twice", {"blocks": lambda layers: [*layers[:2], *layers[1:]]}
+    made = torch.Generator().manual_seed(3)
+    yield "a head with a bias", {"head_bias": torch.randn(size, generator=made)}
+    yield "not tied", {"head": 0.05 * torch.randn(size, width, generator=made)}
     yield "too high", {"id_shift": 1}
     yield "before the text", {"begin": 0}
     yield "text shifted", {"begin": 0, "end": "last"}
@@ -396,12 +400,6 @@ def single_plants(width: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "keys and values rounded to float16", {"round_kv": half}
     yield "keys and values rounded to bfloat16", {"round_kv": brain}
     yield "keys and values rounded to int8", {"round_kv": int8_cache}
-
-
-def random_head(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a head with a bias."""
-    made = torch.Generator().manual_seed(3)
-    return {"head_bias": torch.randn(config["vocab_size"], generator=made)}
 
 
 PAIRS = (

@@ -54,6 +54,10 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         "gradients": [{"parameter": f"{site['site']}.weight", "relative_error": 1e-6 * draw.random(),
                        "noise": 1e-6 * draw.uniform(0.5, 1), "ratio": draw.random()} for site in sites],
         "budget": None,
+        "precision": {"like": "float32", "ratio": error / 1.2471e-6},
+        "diagnosis": None if passing else [
+            {"mistake": "the exact GELU in place of tanh", "ratio": 1.08, "explains": True,
+             "rest": {"like": "float32", "ratio": 1.08}}],
     }  # fmt: skip
 
 

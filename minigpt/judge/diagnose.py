@@ -10,13 +10,13 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from minigpt.judge.evidence import Network, Prediction, Text, centred, finished, predict
+from minigpt.judge.evidence import Network, Prediction, Sums, Text, centred, finished, predict
+from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.mistakes import Mistake
 from minigpt.judge.precision import precision_of
 from minigpt.report.fields import MOST_NOISE, Diagnosed, noise_ratio
 
-SCREEN_WORK = 2e9  # weights times tokens of the beginning of a text on which every mistake is tried
-FEWEST_ROWS = 12  # of that beginning
+ROWS = 16  # of the beginning of a text on which every mistake is tried
 MOST_COLUMNS = 4096  # logits of a position that are compared there
 SLACK = 1.5  # the noise of one text may be so many times that of all
 INVISIBLE = 0.1  # of the noise floor: a mistake that does less cannot be seen
@@ -33,6 +33,7 @@ TIED = 0.2  # of the way to another prediction: the program may as well be there
 WHOLE = 0.2  # the share of a mistake's effect may differ from 1 by this
 CERTAIN = 5.0  # a mistake that explains a part must bring the error down by this factor
 NEAR = 1.5  # a precision whose error is not farther than this factor
+OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
 OWN_NOISE = 4.0  # a mistake may have more noise than the right model only if the error falls by this factor
 
 
@@ -124,19 +125,19 @@ class Diagnosis:
     Args:
         network: our model in float64.
         texts: what the program read, the shortest first.
+        longer: returns more texts, for what needs many positions.
         weights: how many numbers the model has.
         say: called with a few words as a step begins.
     """
 
     def __init__(
-        self, network: Network, table: Iterable[Mistake], texts: Sequence[Text], noise: Noise, weights: int,
-        say: Callable[[str], None],
+        self, network: Network, table: Iterable[Mistake], texts: Sequence[Text], longer: Callable[[], list[Text]],
+        noise: Noise, weights: int, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.network, self.texts, self.noise, self.say = network, texts, noise, say
-        self.weights = weights
+        self.weights, self.longer = weights, longer
         self.table = list(table)
-        rows = max(FEWEST_ROWS, int(SCREEN_WORK / weights))
-        self.screen = Screen(network, texts[0], min(rows, texts[0].ids.shape[1]))
+        self.screen = Screen(network, texts[0], min(ROWS, texts[0].ids.shape[1]))
         self.right = Prediction((), texts, [text.truth for text in texts])
         self.predictions: dict[tuple[Mistake, ...], Prediction] = {(): self.right}
         self.own_noises: dict[tuple[Mistake, ...], float] = {}
@@ -155,11 +156,31 @@ class Diagnosis:
         pairs = self._final([*self._pairs(singles)], ranked[:FITTED])
         if self._is_explained(pairs) and pairs[0].distance <= HALF * finals[0].distance:
             return self._told(pairs)
+        if head := self._other_head():
+            return head
         if self.noise.is_like_a_half(self.right.distance):
             return []  # its precision explains it
         if pairs and pairs[0].distance <= HALF * finals[0].distance and self._leaves_a_half(pairs[0]):
             return self._told(pairs)
         return self._told_in_part(finals)
+
+    def _other_head(self) -> list[Diagnosed]:
+        """Return the mistake of another matrix in the head, if that explains the error."""
+        if self.network.hidden is None:
+            return []
+        texts = [*self.texts]
+        width = self.network.hidden(texts[0].ids).shape[-1]
+        if not enough(sum(len(text.logits) for text in texts), width):
+            texts += self.longer()
+        hidden = [self.network.hidden(text.ids) for text in texts]
+        distance = left_by_a_head(hidden, [text.logits for text in texts])
+        size = Sums()
+        for text in texts:
+            size.add(text.logits)
+        ratio = distance / (self.noise.least * max(1.0, size.rms / self.noise.scale))
+        if not ratio <= MOST_NOISE:
+            return []
+        return [Diagnosed(OTHER_HEAD, ratio, True, precision_of(distance, self.noise.precisions))]
 
     # Which mistakes are tried
 
@@ -252,6 +273,9 @@ class Diagnosis:
         for mistakes in ranked[:MOST_FINAL]:
             if self._distance_of(mistakes) <= CLOSE * self._distance_of(ranked[0]):
                 predictions.append(self._predict(mistakes))
+        predictions.sort(key=distance_of)
+        if self._is_explained(predictions):
+            return predictions
         if ranked and len(ranked[0]) == 1:
             for base in predictions[:FITTED]:
                 predictions += self._outside(base, is_fitted=False)

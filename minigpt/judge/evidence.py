@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from minigpt.judge.mistakes import Mistake, Swaps
 
 Run = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq vocab"]]
+Hidden = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq embd"]]
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Network:
         model: what the mistakes are put into.
         run: computes its logits.
         most: the longest text that it reads.
+        hidden: computes what its head reads (T, C); None if that is not known.
     """
 
-    def __init__(self, model: nn.Module, run: Run, most: int) -> None:
-        self.model, self.run, self.most = model, run, most
+    def __init__(self, model: nn.Module, run: Run, most: int, hidden: Hidden | None = None) -> None:
+        self.model, self.run, self.most, self.hidden = model, run, most, hidden
 
     def logits(self, mistakes: Sequence[Mistake], text: Text, rows: int | None = None) -> Float[Tensor, "rows vocab"]:
         """Return logits of a text, or of its first rows; NaN if the mistakes make it too long."""
@@ -87,11 +89,14 @@ class Sums:
         known = ~x.isnan()
         if other is not None:
             known &= ~other.isnan()
-            others = other[known].double()
-            self.others += float(others.square().sum())
-            self.product += float((x[known].double() * others).sum())
-        self.count += int(known.sum())
-        self.squares += float(x[known].double().square().sum())
+        if not known.all():
+            x = x[known]
+            other = None if other is None else other[known]
+        self.count += x.numel()
+        self.squares += float(x.square().sum())
+        if other is not None:
+            self.others += float(other.square().sum())
+            self.product += float((x * other).sum())
 
     @property
     def rms(self) -> float:

@@ -83,8 +83,12 @@ def find_mistakes(truth: Truth, candidate: Candidate, say: Callable[[str], None]
     def own(mistakes: Sequence[Mistake]) -> float:
         return own_noise(network, mistakes, texts)
 
+    def longer() -> list[Text]:
+        whole = [sample for sample in truth.windows if len(sample.truth) == length(sample)]
+        return [text_of(truth, candidate, sample) for sample in whole[:1]]
+
     noise = Noise(truth.noise_floor.rms, truth.noise_floor.scale, truth.precisions, own)
-    return Diagnosis(network, mistakes_of(network.model), texts, noise, weights, say).find()
+    return Diagnosis(network, mistakes_of(network.model), texts, longer, noise, weights, say).find()
 
 
 OwnNoise = Callable[[Network, Sequence[Mistake], Sequence[Text]], float]
@@ -124,7 +128,10 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
     def run(ids: Tensor) -> Tensor:
         return model.head(model.hidden_states(ids))[0]
 
-    return Network(model, run, truth.config.n_positions)
+    def hidden(ids: Tensor) -> Tensor:
+        return model.hidden_states(ids)[0]
+
+    return Network(model, run, truth.config.n_positions, hidden)
 
 
 def noise_of(rounded: Network, exact: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:

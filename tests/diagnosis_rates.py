@@ -1,0 +1,130 @@
+"""How often a diagnosis names the mistake of a GPT-2: planted ones, right programs, and pairs of mistakes.
+
+python tests/diagnosis_rates.py demo --json docs/results/diagnosis.json
+
+The plants are those of ``planted.py``. It takes about ten minutes on one idle core.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+TESTS = Path(__file__).parent
+sys.path += [str(TESTS), str(TESTS.parent / "scripts")]
+
+import planted  # noqa: E402
+from bench.results import JsonFile, show  # noqa: E402
+
+from minigpt import Original  # noqa: E402
+from minigpt.bench.generate import environment  # noqa: E402
+from minigpt.judge.candidate import candidate_of  # noqa: E402
+from minigpt.judge.evidence import Sums  # noqa: E402
+from minigpt.judge.network import find_mistakes  # noqa: E402
+from minigpt.judge.reference import judging  # noqa: E402
+from minigpt.report.fields import MOST_NOISE, Diagnosed  # noqa: E402
+
+DTYPES = ("float32", "bfloat16")
+TITLES = {"singles": "one mistake", "rights": "no mistake", "pairs": "two mistakes"}
+Row = dict[str, Any]
+
+
+def silent(step: str) -> None:
+    """Show no progress."""
+
+
+def diagnose(original: Original, program: Any) -> tuple[float, float, list[Diagnosed]]:
+    """Return a program's error over the noise floor, the seconds of a diagnosis, and what it finds."""
+    with judging():
+        candidate, sums = candidate_of(original, program), Sums()
+        for prompt in original.prompts:
+            sums.add(candidate.logits(prompt).double() - prompt.truth)
+        begun = time.perf_counter()
+        found = find_mistakes(original, candidate, silent)
+    return sums.rms / original.noise_floor.rms, time.perf_counter() - begun, found
+
+
+def row(ratio: float, seconds: float, found: list[Diagnosed], result: str) -> Row:
+    names = [one.mistake for one in found]
+    return {"result": result, "ratio": ratio, "seconds": round(seconds, 1), "named": names}
+
+
+def result_of(ratio: float, found: list[Diagnosed], expected: tuple[str, ...]) -> str:
+    """Return "passes", "named", "named in part", "not named" or "named wrongly"."""
+    if ratio <= MOST_NOISE:
+        return "passes"
+    if not found:
+        return "not named"
+    named = [one.mistake for one in found]
+    right = [words for words in expected if any(words in name for name in named)]
+    if len(right) == len(expected) == len(named):
+        return "named"
+    if len(right) == len(named):
+        return "named in part"
+    return "named wrongly"
+
+
+def singles(original: Original, dtype: torch.dtype) -> dict[str, Row]:
+    rows = {}
+    for words, settings in planted.single_plants(original.config.n_embd, original.config.vocab_size):
+        program = planted.Program(original.place, dtype, **settings)
+        ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
+        rows[words] = row(ratio, seconds, found, result_of(ratio, found, (words,)))
+        print(words, rows[words], file=sys.stderr, flush=True)
+    return rows
+
+
+def rights(original: Original, dtype: torch.dtype) -> dict[str, Row]:
+    rows = {}
+    for name, make in planted.right_programs(original.place):
+        ratio, seconds, found = diagnose(original, make())
+        result = "named wrongly" if found else "not named"
+        rows[name] = row(ratio, seconds, found, "passes" if ratio <= MOST_NOISE else result)
+        print(name, rows[name], file=sys.stderr, flush=True)
+    return rows
+
+
+def pairs(original: Original, dtype: torch.dtype) -> dict[str, Row]:
+    rows = {}
+    for first, second, *words in planted.PAIRS:
+        program = planted.Program(original.place, dtype, **first, **second)
+        ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
+        name = " + ".join(words)
+        rows[name] = row(ratio, seconds, found, result_of(ratio, found, tuple(words)))
+        print(name, rows[name], file=sys.stderr, flush=True)
+    return rows
+
+
+def counts(rows: dict[str, Row]) -> str:
+    """Return how many programs there are, and of those that fail how many are named, in part, and wrongly."""
+    results = [one["result"] for one in rows.values()]
+    failing = [result for result in results if result != "passes"]
+    named, part, wrong = (failing.count(name) for name in ("named", "named in part", "named wrongly"))
+    return f"{len(results)} programs, {len(failing)} fail: {named} named, {part} in part, {wrong} wrongly"
+
+
+def table(results: Row) -> str:
+    """Return the rates as a table in Markdown."""
+    lines = [["planted", *DTYPES], ["---"] * (1 + len(DTYPES))]
+    for kind, title in TITLES.items():
+        lines.append([title, *(counts(results[dtype][kind]) for dtype in DTYPES)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(source: str = "demo", dtype: list[str] | None = None, json_file: JsonFile = None) -> None:
+    torch.set_num_threads(1)
+    results: Row = {"model": source, "environment": environment("transformers")}
+    for name in dtype or DTYPES:
+        original = Original(source, device="cpu", dtype=name)
+        parts = {}
+        for kind in (singles, rights, pairs):
+            parts[kind.__name__] = kind(original, getattr(torch, name))
+        results[name] = parts
+    show(results, json_file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

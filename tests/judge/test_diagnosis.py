@@ -1,0 +1,187 @@
+"""The mistake of a GPT-2 is named by its logits alone; where nothing explains them, nothing is named."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import minigpt
+from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
+from minigpt.judge.mistakes.rounding import q4_0, q8_0
+from minigpt.judge.precision import precision_of
+from minigpt.report.diagnosis import diagnosis_lines, precision_line
+from minigpt.report.parity_report import ParityReport
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import planted
+
+PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
+QUICK = ("exact GELU", "not scaled", "attn.c_proj not transposed", "no causal mask", "log-probabilities")
+
+
+@pytest.fixture(scope="module")
+def original(folder: Path) -> minigpt.Original:
+    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, device="cpu")
+
+
+def judged(original: minigpt.Original, dtype: torch.dtype = torch.float32, **settings: Any) -> ParityReport:
+    program = planted.Program(original.place, dtype, **settings)
+    return original.judge(lambda ids: program(ids))
+
+
+@pytest.mark.parametrize("words", QUICK)
+def test_a_planted_mistake_is_named_and_no_other(original: minigpt.Original, words: str) -> None:
+    settings = dict(planted.single_plants(original.config.n_embd, original.config.vocab_size))[words]
+    report = judged(original, **settings)
+    assert report.diagnosis is not None
+    (found,) = report.diagnosis
+    print(f"{found.mistake}: {found.ratio:.3g} times the noise, at most 2")
+    assert words in found.mistake
+    assert found.explains
+    assert found.ratio <= 2
+
+
+def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) -> None:
+    report = judged(original, act="erf", positions=1)
+    assert report.diagnosis is not None
+    named = [found.mistake for found in report.diagnosis]
+    assert sorted(named) == ["positions from 1", "the exact GELU in place of tanh"]
+    assert [found.explains for found in report.diagnosis] == [False, True]
+    sentence = diagnosis_lines(as_read(report))[0]
+    assert sentence.startswith("It is this GPT-2 with ")
+    assert " and with " in sentence
+
+
+def as_read(report: ParityReport) -> dict[str, Any]:
+    fields = {name: value for name, value in report.to_dict().items() if value is not None}
+    return fields | {"outcome": report.outcome}
+
+
+def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> None:
+    noise = torch.Generator().manual_seed(1)
+    program = planted.Program(original.place)
+
+    def noisy(ids: Tensor) -> Tensor:
+        logits = program(ids)
+        return logits + 0.3 * torch.randn(logits.shape, generator=noise)
+
+    report = original.judge(noisy)
+    assert report.outcome == "FAIL"
+    assert report.diagnosis == []
+
+
+def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(original: minigpt.Original) -> None:
+    report = judged(original, torch.bfloat16)
+    assert report.outcome == "FAIL"
+    assert report.diagnosis == []
+    assert report.precision is not None
+    assert report.precision.like == "bfloat16"
+    print(f"{report.precision.ratio:.3g} times transformers' own at bfloat16")
+    assert precision_line(as_read(report))[0].endswith("at bfloat16: it computes in bfloat16.")
+
+
+def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Original) -> None:
+    program = planted.Program(original.place)
+    report = original.judge(lambda ids: program(ids), diagnose=True)
+    assert report.passed
+    assert report.diagnosis is None
+    assert report.precision is not None
+    assert report.precision.like == "float32"
+    assert precision_line(as_read(report))[0].endswith("at float32: it computes in float32.")
+
+
+def test_no_norm_that_differs_on_purpose_is_diagnosed_unless_asked(original: minigpt.Original) -> None:
+    assert original.judge(norm="rms").diagnosis is None
+    asked = original.judge(norm="rms", diagnose=True).diagnosis
+    assert asked is not None
+    assert "RMSNorm" in asked[0].mistake
+
+
+def test_a_record_names_mistakes_and_says_where_the_original_must_be(
+    original: minigpt.Original, tmp_path: Path
+) -> None:
+    original.save(tmp_path / "r.safetensors")
+    record = minigpt.Original.load(tmp_path / "r.safetensors", device="cpu")
+    assert record.precisions == original.precisions
+    assert [*record.precisions] == ["float32", "float16", "bfloat16"]
+    record.place = tmp_path / "gone"
+    program = planted.Program(original.place, act="relu")
+    report = record.judge(lambda ids: program(ids))
+    assert report.diagnosis is None
+    assert f"The diagnosis needs the original at {tmp_path / 'gone'}, which is no longer there." in report.notes
+
+
+def test_every_mistake_is_taken_out_again(folder: Path) -> None:
+    model = minigpt.from_pretrained(folder, device="cpu", dtype="float64", arithmetic="reference")
+    ids = torch.tensor(PROMPTS[:1])
+    before = model(ids)
+    parts = {name: (type(part), id(part)) for name, part in model.named_modules()}
+    weights = {name: id(parameter) for name, parameter in model.named_parameters()}
+    effects = {}
+    for mistake in mistakes_of(model):
+        with Swaps() as swaps:
+            mistake.put(model, swaps)
+            effects[mistake] = (model(mistake.ids(ids)), mistake)
+    assert torch.equal(model(ids), before)
+    assert {name: (type(part), id(part)) for name, part in model.named_modules()} == parts
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == weights
+    unchanged = [mistake.words for logits, mistake in effects.values() if is_inside(mistake) and same(logits, before)]
+    assert unchanged == []
+
+
+def is_inside(mistake: Mistake) -> bool:
+    return not mistake.is_outside and not mistake.error
+
+
+def same(logits: Tensor, before: Tensor) -> bool:
+    return logits.shape == before.shape and torch.equal(logits, before)
+
+
+def test_the_words_of_mistakes_are_their_own(folder: Path) -> None:
+    model = minigpt.from_pretrained(folder, device="cpu", dtype="float64", arithmetic="reference")
+    families: dict[str, str] = {}
+    for mistake in mistakes_of(model):
+        assert mistake.words not in families or families[mistake.words] == mistake.family != ""
+        families[mistake.words] = mistake.family
+
+
+def test_blocks_round_as_ggml_rounds_them() -> None:
+    x = torch.randn(3, 64)
+    for bits, rounds in ((8, q8_0), (4, q4_0)):
+        expected = planted.ggml(bits)(x, False)
+        error = (rounds(x.double()) - expected).abs().max()
+        print(f"{bits} bits: {float(error):.3g}, at most 1e-6")
+        assert error <= 1e-6
+
+
+def test_the_nearest_precision_is_by_the_quotient() -> None:
+    errors = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
+    found = precision_of(2e-3, errors)
+    assert found is not None
+    assert (found.like, found.ratio) == ("float16", pytest.approx(2.0))
+    assert precision_of(float("nan"), errors) is None
+    assert precision_of(1e-3, {}) is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
+    original = minigpt.Original("demo", device="cpu", dtype=dtype)
+    for words, settings in planted.single_plants(original.config.n_embd, original.config.vocab_size):
+        report = judged(original, getattr(torch, dtype), **settings)
+        if report.logits.ratio <= 2:
+            continue
+        assert report.diagnosis, words
+        assert [words in found.mistake for found in report.diagnosis] == [True], report.diagnosis
+
+
+@pytest.mark.thorough
+def test_no_mistake_of_a_right_program_is_named() -> None:
+    original = minigpt.Original("demo", device="cpu")
+    for name, make in planted.right_programs(original.place):
+        report = original.judge(make(), diagnose=True)
+        assert not report.diagnosis, (name, report.diagnosis)
