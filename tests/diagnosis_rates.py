@@ -1,6 +1,6 @@
 """How often a diagnosis names the mistake of a GPT-2: planted ones, right programs, and pairs of mistakes.
 
-python tests/diagnosis_rates.py demo --json docs/results/diagnosis.json
+python tests/diagnosis_rates.py --json docs/results/diagnosis.json
 
 The plants are those of ``planted.py``. It takes about ten minutes on one idle core.
 """

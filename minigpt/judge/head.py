@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 MOST_COLUMNS = 512  # logits of a position that are fitted
@@ -19,10 +18,14 @@ def enough(positions: int, width: int) -> bool:
     return positions >= SPARE * (width + 1)
 
 
-def left_by_a_head(hidden: Sequence[Float[Tensor, "seq embd"]], logits: Sequence[Float[Tensor, "seq vocab"]]) -> float:
+def left_by_a_head(hidden: Sequence[Tensor], logits: Sequence[Tensor]) -> float:
     """Return the RMS error of the head, with a bias, that fits a program's logits best.
 
     It is divided by the root of the share of positions that the fit leaves free, so that noise keeps its size.
+
+    Args:
+        hidden: what the right head reads of each text (T, C).
+        logits: the program's, of each text (T, V).
     """
     x, y = torch.cat([*hidden]).double(), []
     for part in logits:

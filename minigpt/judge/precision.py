@@ -14,7 +14,8 @@ from minigpt.judge.truth import Truth
 from minigpt.report.fields import Precision
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MOST_WORK = 2e11  # weights times tokens that are read without being asked
+WORK = 1e10  # weights times tokens that are read, but for the first prompt
+MOST_WORK = 1e11  # of the first prompt, if that is read without being asked
 
 
 def read_precisions(truth: Truth, weights: int, *, is_asked: bool = False) -> dict[str, float]:
@@ -27,22 +28,24 @@ def read_precisions(truth: Truth, weights: int, *, is_asked: bool = False) -> di
         weights: how many numbers the model has.
         is_asked: whether to measure a large model too.
     """
-    tokens = sum(len(sample.ids) for sample in truth.prompts)
     errors = {dtype_name(truth.dtype): truth.noise_floor.rms}
-    if weights * tokens > MOST_WORK and not is_asked:
+    if weights * len(truth.prompts[0].ids) > MOST_WORK and not is_asked:
         return errors
     for dtype in DTYPES:
         if dtype != truth.dtype:
             with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
-                errors[dtype_name(dtype)] = error_in(truth, dtype)
+                errors[dtype_name(dtype)] = error_in(truth, dtype, weights)
     return errors
 
 
-def error_in(truth: Truth, dtype: torch.dtype) -> float:
-    """Return the RMS error of transformers in a dtype on the prompts."""
+def error_in(truth: Truth, dtype: torch.dtype, weights: int) -> float:
+    """Return the RMS error of transformers in a dtype on the first prompts."""
     reference = Reference(truth.place, truth.attention, truth.dtype, truth.device, compute=dtype)
-    distance = Distance()
+    distance, tokens = Distance(), 0
     for sample in truth.prompts:
+        tokens += len(sample.ids)
+        if distance.count and tokens * weights > WORK:
+            break
         distance.add(reference(truth.tensor(sample.ids))[0], sample.truth)
     return distance.rms
 

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import planted
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
-QUICK = ("exact GELU", "not scaled", "attn.c_proj not transposed", "no causal mask", "log-probabilities")
+QUICK = ("exact GELU", "no causal mask", "log-probabilities")
 
 
 @pytest.fixture(scope="module")
