@@ -114,14 +114,17 @@ def table(results: Row) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main(source: str = "demo", dtype: list[str] | None = None, json_file: JsonFile = None) -> None:
+def main(
+    source: str = "demo", dtype: list[str] | None = None, kind: list[str] | None = None, json_file: JsonFile = None
+) -> None:
     torch.set_num_threads(1)
     results: Row = {"model": source, "environment": environment("transformers")}
     for name in dtype or DTYPES:
         original = Original(source, device="cpu", dtype=name)
         parts = {}
-        for kind in (singles, rights, pairs):
-            parts[kind.__name__] = kind(original, getattr(torch, name))
+        for measure in (singles, rights, pairs):
+            if measure.__name__ in (kind or TITLES):
+                parts[measure.__name__] = measure(original, getattr(torch, name))
         results[name] = parts
     show(results, json_file)
 

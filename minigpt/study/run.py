@@ -136,7 +136,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     if training is not None and recipe.fit is None and isinstance(recipe.norm, str) and takes_text(recipe.norm):
         swapped = replace(recipe, fit=study.text or training.text)
     progress("judging it at the swap", 0.0)
-    report = original.judge(swapped)
+    report = original.judge(swapped, diagnose=False)
     judged = report.to_dict()
     yield {
         "verdict": judged["verdict"], "outcome": report.outcome, "ratio": judged["logits"]["ratio"],
@@ -155,7 +155,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     model = result.model.to(resolve_device(recipe.device))
     yield {**result.curves(), "tokens": result.tokens, "tokens_seen": result.tokens_seen}
     progress("judging it after training", 0.99)
-    judged = original.judge(model).to_dict()
+    judged = original.judge(model, diagnose=False).to_dict()
     yield _figures(judged, RECOVERED)
     yield from _metrics(study.metrics, model, result.tokenizer)
 

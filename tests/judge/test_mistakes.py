@@ -1,9 +1,10 @@
 """The mistake of a GPT-2 is named by its logits alone; where nothing explains them, nothing is named."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import architectures
+import planted
 import pytest
 import torch
 from torch import Tensor
@@ -14,10 +15,6 @@ from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
 from minigpt.report.diagnosis import diagnosis_lines, precision_line
 from minigpt.report.parity_report import ParityReport
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-import planted
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
 QUICK = ("exact GELU", "no causal mask", "log-probabilities")
@@ -185,3 +182,30 @@ def test_no_mistake_of_a_right_program_is_named() -> None:
     for name, make in planted.right_programs(original.place):
         report = original.judge(make(), diagnose=True)
         assert not report.diagnosis, (name, report.diagnosis)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["llama", "phi", "gemma"])
+def test_mistakes_of_another_architecture_are_named(name: str, tmp_path: Path) -> None:
+    model = architectures.random_model(name)
+    model.save_pretrained(tmp_path)
+    original = minigpt.Original(tmp_path, prompts=PROMPTS, max_new_tokens=4, device="cpu")
+
+    def plain(ids: Tensor) -> Tensor:
+        return model(ids).logits
+
+    def log_probabilities(ids: Tensor) -> Tensor:
+        return model(ids).logits.log_softmax(-1)
+
+    assert original.judge(plain, diagnose=True).passed
+    named = original.judge(log_probabilities, diagnose=True).diagnosis
+    assert named is not None
+    assert [found.mistake for found in named] == ["log-probabilities in place of logits"]
+    for module in model.modules():
+        for role in ("variance_epsilon", "eps"):
+            if hasattr(module, role):
+                setattr(module, role, 1e-3)
+    named = original.judge(plain, diagnose=True).diagnosis
+    assert named is not None
+    assert named[0].explains
+    assert named[0].mistake.startswith("eps 0.001 in place of ")
