@@ -144,7 +144,7 @@ class Diagnosis:
 
     def find(self) -> list[Diagnosed]:
         """Return the mistakes that explain the program's error; none if nothing does."""
-        if not self.right.distance > MOST_NOISE * self.noise.least:
+        if not self.right.known or not self.right.distance > MOST_NOISE * self.noise.least:
             return []
         self.say("putting mistakes into the network")
         singles = self._singles()
@@ -156,8 +156,9 @@ class Diagnosis:
         pairs = self._final([*self._pairs(singles)], ranked[:FITTED])
         if self._is_explained(pairs) and pairs[0].distance <= HALF * finals[0].distance:
             return self._told(pairs)
-        if head := self._other_head():
-            return head
+        other_head = self._other_head()
+        if other_head:
+            return other_head
         if self.noise.is_like_a_half(self.right.distance):
             return []  # its precision explains it
         if pairs and pairs[0].distance <= HALF * finals[0].distance and self._leaves_a_half(pairs[0]):

@@ -80,12 +80,12 @@ def find_mistakes(truth: Truth, candidate: Candidate, say: Callable[[str], None]
     texts = texts_of(truth, candidate, weights)
     check_network(truth, network, texts[0])
 
-    def own(mistakes: Sequence[Mistake]) -> float:
-        return own_noise(network, mistakes, texts)
-
     def longer() -> list[Text]:
         whole = [sample for sample in truth.windows if len(sample.truth) == length(sample)]
         return [text_of(truth, candidate, sample) for sample in whole[:1]]
+
+    def own(mistakes: Sequence[Mistake]) -> float:
+        return own_noise(network, mistakes, texts)
 
     noise = Noise(truth.noise_floor.rms, truth.noise_floor.scale, truth.precisions, own)
     return Diagnosis(network, mistakes_of(network.model), texts, longer, noise, weights, say).find()
@@ -148,7 +148,7 @@ def no_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text
 
 
 def texts_of(truth: Truth, candidate: Candidate, weights: int) -> list[Text]:
-    """Return what the candidate computes of the prompts, or of the longer text if it is right on the prompts."""
+    """Return what the candidate computes of the prompts, the shortest first, as far as there is time for them."""
     prompts = sorted(truth.prompts, key=length)
     texts, tokens = list[Text](), 0
     for sample in prompts:
