@@ -101,6 +101,8 @@ def pairs(original: Original, dtype: torch.dtype) -> dict[str, Row]:
 def counts(rows: dict[str, Row]) -> str:
     """Return how many programs there are, and of those that fail how many are named, in part, and wrongly."""
     results = [one["result"] for one in rows.values()]
+    if not results:
+        return "not measured"
     failing = [result for result in results if result != "passes"]
     named, part, wrong = (failing.count(name) for name in ("named", "named in part", "named wrongly"))
     return f"{len(results)} programs, {len(failing)} fail: {named} named, {part} in part, {wrong} wrongly"
@@ -110,7 +112,7 @@ def table(results: Row) -> str:
     """Return the rates as a table in Markdown."""
     lines = [["planted", *DTYPES], ["---"] * (1 + len(DTYPES))]
     for kind, title in TITLES.items():
-        lines.append([title, *(counts(results[dtype][kind]) for dtype in DTYPES)])
+        lines.append([title, *(counts(results[dtype].get(kind, {})) for dtype in DTYPES)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import diagnosis_rates
 import pytest
 import rates
 from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after, write_files
@@ -83,6 +84,11 @@ def test_the_table_of_rates_is_that_of_the_results() -> None:
 
 def test_the_table_of_other_programs_is_that_of_the_results() -> None:
     assert tables.elsewhere_gpt2() in (ROOT / "docs" / "elsewhere.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_diagnoses_is_that_of_the_results() -> None:
+    results = json.loads((ROOT / "docs" / "results" / "diagnosis.json").read_text(encoding="utf-8"))
+    assert diagnosis_rates.table(results) in (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
 
 
 def test_every_result_is_cited() -> None:

@@ -28,9 +28,9 @@ def test_the_share_of_a_judgement_grows_with_each_step(tmp_path: Path) -> None:
         sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: message.append(step),
     )  # fmt: skip
     shares = [share for _, share in message]
-    assert shares[:4] == pytest.approx([0.6 * i / 4 for i in range(4)])
+    assert shares[:5] == pytest.approx([0.6 * i / 5 for i in range(5)])
     assert shares == sorted(set(shares))
-    assert 0.6 == shares[4] < shares[-1] < 1
+    assert 0.6 == shares[5] < shares[-1] < 1
 
 
 @pytest.mark.parametrize(
