@@ -152,6 +152,8 @@ class Diagnosis:
         finals = self._final(ranked)
         if self._is_explained(finals):
             return self._told(finals)
+        if self.noise.is_like_a_half(self.right.distance):
+            return []  # its precision explains it
         self.say("putting pairs of mistakes into the network")
         pairs = self._final([*self._pairs(singles)], ranked[:FITTED])
         if self._is_explained(pairs) and pairs[0].distance <= HALF * finals[0].distance:
@@ -159,8 +161,6 @@ class Diagnosis:
         other_head = self._other_head()
         if other_head:
             return other_head
-        if self.noise.is_like_a_half(self.right.distance):
-            return []  # its precision explains it
         if pairs and pairs[0].distance <= HALF * finals[0].distance and self._leaves_a_half(pairs[0]):
             return self._told(pairs)
         return self._told_in_part(finals)

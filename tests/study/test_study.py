@@ -309,6 +309,8 @@ def test_an_original_is_read_and_named_once(tmp_path: Path) -> None:
     run_study(read_study(tmp_path / "study.toml"), tmp_path / "out", lambda what, _: said.append(what))
     assert [what.rpartition(": ")[2] for what in said].count("reading the original") == 1
     assert [what.rpartition(": ")[2] for what in said].count("judging it at the swap") == 2
+
+
 @pytest.mark.parametrize(
     ("norm", "takes"), [("frozen", True), ("taper:0.5", True), ("taper", True), ("taper:1", False), ("rms", False)]
 )
