@@ -1,5 +1,7 @@
 """What PyTorch's own tools make of transformers' GPT-2: torch.compile, AOTInductor, torchao."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,7 @@
 """mlx-lm's GPT-2, on the CPU."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,5 +23,5 @@ def loaded(place: Path) -> Callable[[Tensor], Any]:
     import numpy as np
     from mlx_lm.utils import load_model
 
-    model, _ = load_model(place)
+    model, _ = load_model(place, model_config={"n_ctx": 256})
     return lambda ids: np.array(model(mx.array(ids.numpy())).astype(mx.float32))

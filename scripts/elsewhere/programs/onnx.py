@@ -1,5 +1,7 @@
 """onnxruntime: the export as it is, with its fusions of transformers, and with weights of eight bits."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

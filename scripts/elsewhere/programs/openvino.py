@@ -1,5 +1,7 @@
 """OpenVINO: by hints of precision, after save_model, and with the states that it keeps between tokens."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
