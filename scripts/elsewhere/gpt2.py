@@ -27,7 +27,7 @@ from minigpt.device import processor_name
 from minigpt.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("onnx", "openvino", "ctranslate2", "ctranslate2_avx2", "llama_cpp", "compiled", "mlx")
+PROGRAMS = ("onnx", "openvino", "ctranslate2", "ctranslate2_avx2", "llama_cpp", "compiled")
 LEVELS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 
 
