@@ -59,7 +59,7 @@ class ArrayFunction:
         self.roles = _roles_of(self.func, self.signature)
         self.vjp: Callable[..., Any] | None = getattr(self.func, "vjp", None)
         # torch.compile would trace NumPy's functions as PyTorch's: another function
-        self.differentiable = torch.compiler.disable(self._differentiable)
+        self.differentiable: Callable[..., Tensor] = torch.compiler.disable(self._differentiable)
 
     def _own_package(self) -> Package:
         try:
@@ -275,7 +275,7 @@ class Call(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias = ctx.saved_tensors
         gradients = ctx.function.gradients(dy, x, weight, bias, ctx.eps)
         if weight is None:  # the function got a neutral one
