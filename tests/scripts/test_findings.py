@@ -20,7 +20,7 @@ def test_a_finding_has_its_form(file: Path) -> None:
     head = re.match(r"#!/usr/bin/env bash\n((?:#.*\n)+)", text)
     assert head, "it begins with a comment"
     assert re.search(r"\d+\.\d+", head[1]), "the comment has a version"
-    assert "# Seen: " in head[1]
+    assert re.search(r"^# Seen[:,] ", head[1], re.MULTILINE), "it says what is seen"
     assert os.access(file, os.X_OK)
     assert "mktemp -d" in text
     (packages,) = re.findall(r"pip\S* install --quiet (.*)", text)
