@@ -147,7 +147,7 @@ def in_lanes(lanes: int) -> Callable[[np.ndarray], np.ndarray]:
 
     def add(x: np.ndarray) -> np.ndarray:
         x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % lanes)])
-        return in_pairs(np.add.accumulate(x.reshape(*x.shape[:-1], -1, lanes), axis=-2)[..., -1, :])
+        return in_pairs(np.add.accumulate(x.reshape(*x.shape[:-1], x.shape[-1] // lanes, lanes), axis=-2)[..., -1, :])
 
     add.__name__ = f"lanes of {lanes}"
     return add
@@ -156,7 +156,7 @@ def in_lanes(lanes: int) -> Callable[[np.ndarray], np.ndarray]:
 def in_blocks(x: np.ndarray) -> np.ndarray:
     """Blocks of 128 by themselves, then one after the other."""
     x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 128)])
-    return serially(serially(x.reshape(*x.shape[:-1], -1, 128))[..., 0])
+    return serially(serially(x.reshape(*x.shape[:-1], x.shape[-1] // 128, 128))[..., 0])
 
 
 def kahan(x: np.ndarray) -> np.ndarray:
