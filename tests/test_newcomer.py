@@ -116,7 +116,7 @@ def test_to_add_a_command(package: Path) -> None:
         'def hello(*, name: str = "world") -> None:\n    """Greet.\n\n    Args:\n        name: Who is greeted.\n\n'
         '    Examples:\n        minigpt hello --name you\n    """\n    print(f"hello {name}")\n'
     )
-    commands = package / "cli/__init__.py"
+    commands = package / "cli/commands.py"
     commands.write_text(commands.read_text().replace("COMMANDS = (", 'COMMANDS = (\n    "hello",'))
     assert python(package, "-m", "minigpt", "hello", "--name", "you") == "hello you\n"
     shown = python(package, "-m", "minigpt", "hello", "--help")

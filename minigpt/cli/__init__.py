@@ -1,8 +1,8 @@
 """The command line: one file for each command, which parses, calls and prints.
 
-To add a command, write ``cli/NAME.py`` with a function NAME, and add NAME to COMMANDS. Its parameters and its docstring
-become arguments, options and help: see ``options.add``. Import heavy packages inside the function, since
-``minigpt --help`` must not wait for them.
+To add a command, write ``cli/NAME.py`` with a function NAME, and add NAME to COMMANDS in ``cli/commands.py``. Its
+parameters and its docstring become arguments, options and help: see ``options.add``. Import heavy packages inside the
+function, since ``minigpt --help`` must not wait for them.
 """
 
 import sys
@@ -12,19 +12,16 @@ from minigpt.cli.interrupt import CONTINUES, STATUS, Interrupts, continues
 TYPE_CHECKING = False  # as in minigpt/__init__.py
 
 if TYPE_CHECKING:
+    from minigpt.cli.commands import COMMANDS as COMMANDS
     from minigpt.cli.commands import app as app
-
-COMMANDS = (
-    "generate", "parity", "norms", "bench", "convert", "info", "perplexity", "sites", "serve", "finetune", "study",
-)  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> object:
-        if name == "app":  # imported when it is used, so that ``main`` handles a signal before
-            from minigpt.cli.commands import app
+        if name in ("app", "COMMANDS"):  # imported when used, so that ``main`` handles a signal before
+            from minigpt.cli import commands
 
-            return app
+            return getattr(commands, name)
         raise AttributeError(f"module 'minigpt.cli' has no attribute {name!r}")
 
 

@@ -10,12 +10,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from minigpt.cli import COMMANDS
 from minigpt.cli.interrupt import Interrupts
 from minigpt.cli.options import add, option, with_values
 from minigpt.cli.output import PULSE
 from minigpt.errors import MiniGPTError, is_about_memory
 from minigpt.version import __version__
+
+COMMANDS = (
+    "generate", "parity", "norms", "bench", "convert", "info", "perplexity", "sites", "serve", "finetune", "study",
+)  # fmt: skip
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 

@@ -95,7 +95,9 @@ class ConformanceReport:
         """Return the report as JSON types; a number that is not finite is null."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields.pop("mistakes")
-        fields |= {"cases": [case.to_dict() for case in self.cases], "diagnoses": self.diagnoses, "dtypes": self.dtypes}
+        coverage = fields.pop("coverage")
+        fields["cases"] = [case.to_dict() for case in self.cases]
+        fields |= {"diagnoses": self.diagnoses, "dtypes": self.dtypes, "coverage": coverage}
         return finite({"verdict": "pass" if self.passed else "fail", **fields})
 
     def __str__(self) -> str:

@@ -187,20 +187,22 @@ class Original(Truth):
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
         searches = {"sensitivity": sensitivity, "remove": remove, "bisect": bisect}
-        with judging(), watched() as changes:
-            say("loading the candidate")
-            if isinstance(candidate, Engine):
-                candidate = EngineCandidate(self, candidate)
-            judged = candidate_of(self, candidate)
-            judgement = Judgement(self, judged, limits, say)
-            with judged.eval_mode():
-                if any(searches.values()):
-                    report = judgement.search(remove_file, gradients, **searches)
-                else:
-                    report = judgement.report(judged.swapped, gradients)
-                report = dataclasses.replace(report, changes=sorted({*changes, *judged.changes}))
-                report = diagnosed(self, judged, decide(report, limits), diagnose, say)
-        return report
+        with judging():
+            with watched() as changes:  # which has what was changed at the end of the block
+                say("loading the candidate")
+                if isinstance(candidate, Engine):
+                    candidate = EngineCandidate(self, candidate)
+                judged = candidate_of(self, candidate)
+                judgement = Judgement(self, judged, limits, say)
+                with judged.eval_mode():
+                    if any(searches.values()):
+                        report = judgement.search(remove_file, gradients, **searches)
+                    else:
+                        report = judgement.report(judged.swapped, gradients)
+            report = dataclasses.replace(report, changes=sorted({*changes, *judged.changes}))
+            report = decide(report, limits)
+            with watched(), judged.eval_mode():
+                return diagnosed(self, judged, report, diagnose, say)
 
     def judge_outputs(self, file: str | Path, **options: Any) -> ParityReport:
         """Judge what another program wrote: a safetensors file with ``logits.N`` for each text of the record.

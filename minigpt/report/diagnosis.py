@@ -16,7 +16,9 @@ def is_near(precision: Report | None) -> bool:
 def precision_line(report: Report) -> list[str]:
     """Return the sentence on the precision that the error is like, if there is one and nothing else explains it."""
     precision = report.get("precision")
-    if report["outcome"] == "DIFFERENT" or report.get("diagnosis") or not is_near(precision):
+    if precision is None or not is_near(precision):
+        return []
+    if report["outcome"] == "DIFFERENT" or report.get("diagnosis"):
         return []
     name = precision["like"]
     how = f"{brief(precision['ratio'])} times transformers' own at {name}"

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from minigpt.errors import listing
-from minigpt.report import charts, parts
+from minigpt.report import charts, overview, parts
 from minigpt.report.fields import MOST_NOISE, Report
 from minigpt.report.numerals import brief
 from minigpt.report.parts import Number, Part, Tile
@@ -50,10 +50,10 @@ def report_page(*reports: Report) -> str:
     sheets = [_sheet(report) for report in shown]
     if len(shown) == 1:
         return render(f"{shown[0]['outcome']}: {parts.subject(shown[0])}", sheets)
-    heading, models = f"{len(shown)} reports", listing(parts.models_of(shown))
+    heading, models = f"{len(shown)} reports", listing(overview.models_of(shown))
     first = Sheet(
-        heading, parts.overview(shown), subject=models, about=f"{parts.outcomes_of(shown)}.",
-        sentences=parts.notes_on(shown),
+        heading, overview.tables_of(shown), subject=models, about=f"{overview.outcomes_of(shown)}.",
+        sentences=overview.notes_on(shown),
     )  # fmt: skip
     return render(f"{heading}: {models}", [first, *sheets])
 

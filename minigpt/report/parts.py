@@ -25,7 +25,6 @@ BUILT_IN_OF_DEMO = (
 )
 FEW = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
-MOST_REASONS = 6  # below the table of many reports
 HEADINGS = {
     "PASS": ("Parity holds", "Within the budget"),
     "FAIL": ("Parity does not hold", "Over the budget"),
@@ -234,74 +233,14 @@ def parts_of(report: Report) -> list[Part]:
     return [part for part in parts if part.rows]
 
 
-def overview(reports: Sequence[Report]) -> list[Part]:
-    """Return a table with a row for each report: a table for each text that they were measured on."""
-    tables: dict[str, list[Report]] = {}
-    for report in reports:
-        tables.setdefault(population(report), []).append(report)
-    return [_overview(f"reports-{i}", tokens, members) for i, (tokens, members) in enumerate(tables.items(), 1)]
-
-
-def _overview(name: str, tokens: str, reports: Sequence[Report]) -> Part:
-    models, rows = models_of(reports), [_verdict_row(report) for report in reports]
-    of_model = f"{models[0]}, on" if len(models) == 1 else "On"
-    if len(models) == 1:
-        rows = [{head: cell for head, cell in row.items() if head != "model"} for row in rows]
-    before = ", ".join(sorted({precise(perplexities(report)[0]) for report in reports}))
-    about = (
-        f"{of_model} {tokens}. The original's perplexity is {before}; another one, also a lower one, is another "
-        "model's."
-    )
-    return Part(name, "All verdicts", about, [*rows[0]], [[*row.values()] for row in rows])
-
-
-def models_of(reports: Sequence[Report]) -> list[str]:
-    """Return the models of reports, each once."""
-    return list(dict.fromkeys(report["model"] for report in reports))
-
-
-def outcomes_of(reports: Sequence[Report]) -> str:
-    """Count the verdicts: "3 PASS, 1 FAIL"."""
-    counts = dict.fromkeys(HEADINGS, 0)
-    for report in reports:
-        counts[report["outcome"]] += 1
-    return ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
-
-
-def _verdict_row(report: Report) -> dict[str, Cell]:
-    """Return the cells of a report by their heads."""
-    of_prompts = text_file(report) is None
-    parting = report["greedy"].get("first_divergence")
-    sites = ", ".join(report["sites"]) if has_norm(report) else ""
-    row = {
-        "verdict": report["outcome"], "model": report["model"], "norm": report["norm"],
-        "sites": sites, "KL mean": _cell(report["distribution"], "kl_mean"),
-        "top-1": _cell(report["distribution"], "top1_agreement", percent),
-        "perplexity": Number(perplexities(report)[1], precise),
-        "of noise": _cell(report["logits"] if of_prompts else report["text"]["logits"], "ratio", times),
-    }  # fmt: skip
-    return row | ({"greedy": f"parts at {parting['token']}" if parting else "all agree"} if of_prompts else {})
-
-
-def notes_on(reports: Sequence[Report]) -> list[str]:
-    """Return what a table of reports needs beside it: notes, the first reason of each FAIL, the sites that break it."""
-    lines = [f"{pair(report)}: {report['reasons'][0]}" for report in reports if report["outcome"] == "FAIL"]
-    broken = ((pair(report), report.get("bisect", {}).get("sites")) for report in reports)
-    lines += [f"{name} is broken by {', '.join(sites)}" for name, sites in broken if sites]
-    more = [f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []
-    built_in = [report for report in reports if report["built_in"] and text_file(report) is None]
-    texts = [*dict.fromkeys(map(about_built_in, built_in))][:1]
-    return texts + lines[:MOST_REASONS] + more
-
-
-def _cell(figures: Report, key: str, form: Form = brief) -> Cell:
+def cell(figures: Report, key: str, form: Form = brief) -> Cell:
     """Return a figure with its standard error; None if it was not measured."""
     return Number(figures[key], form, figures.get(f"{key}_se")) if key in figures else None
 
 
 def cells(kind: type, figures: Report) -> list[Cell]:
     """Return the figures of a class as the cells of a row."""
-    return [_cell(figures, key, figure.form) for key, figure in shown(kind).items()]
+    return [cell(figures, key, figure.form) for key, figure in shown(kind).items()]
 
 
 def titles(kind: type) -> list[str]:
@@ -362,7 +301,7 @@ def _perplexity(report: Report) -> Part:
 
 def _greedy(report: Report) -> Part:
     greedy = report["greedy"]
-    rows: list[tuple[Cell, ...]] = [("tokens compared", _cell(greedy, "tokens_compared", count))]
+    rows: list[tuple[Cell, ...]] = [("tokens compared", cell(greedy, "tokens_compared", count))]
     if (parting := greedy.get("first_divergence")) is None:
         return Part("greedy", "Greedy decoding", "All tokens are those of transformers.", ("", "tokens"), rows)
     rows += _rows(fields.Divergence, parting)

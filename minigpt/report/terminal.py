@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.report import parts
+from minigpt.report import overview, parts
 from minigpt.report.fields import Report
 from minigpt.report.parts import Part, checked
 
@@ -33,7 +33,7 @@ def reports_table(reports: Sequence[Report]) -> RenderableType:
         MiniGPTError: if one of them is not a parity report.
     """
     reports = checked(reports)
-    return Group(*printed(parts.overview(reports)), *map(Text, parts.notes_on(reports)))
+    return Group(*printed(overview.tables_of(reports)), *map(Text, overview.notes_on(reports)))
 
 
 def outcome(word: str, about: str = "") -> Text:

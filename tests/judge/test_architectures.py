@@ -119,7 +119,7 @@ def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name:
     original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS, max_new_tokens=2)
     report = judged(original, norm="rms")
     assert report.passed
-    assert report.notes == ["the sites multiply by 1 + weight; the new norms' weight is that sum"]
+    assert report.notes == ["the sites multiply by 1 + weight; the new norms are given that sum"]
     site = ARCHITECTURES[name].site
     wrong = judged(original, norm=WithoutOne, sites=site)
     assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)

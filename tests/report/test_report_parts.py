@@ -8,7 +8,8 @@ import pytest
 from reports import sample_report
 
 from minigpt.report.fields import Distribution, Fields, LogitsError, NormSiteError, shown
-from minigpt.report.parts import checked, notes_on, parts_of, sentences
+from minigpt.report.overview import notes_on
+from minigpt.report.parts import checked, parts_of, sentences
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_IN_A_TABLE = {"ratio_without_shift", "worst", "site", "swapped"}  # a sentence, a row or a mark tells these

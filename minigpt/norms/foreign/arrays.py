@@ -59,7 +59,8 @@ class ArrayFunction:
         self.roles = _roles_of(self.func, self.signature)
         self.vjp: Callable[..., Any] | None = getattr(self.func, "vjp", None)
         # torch.compile would trace NumPy's functions as PyTorch's: another function
-        self.differentiable: Callable[..., Tensor] = torch.compiler.disable(self._differentiable)
+        untraced: Any = torch.compiler.disable(self._differentiable)
+        self.differentiable: Callable[..., Tensor] = untraced
 
     def _own_package(self) -> Package:
         try:
