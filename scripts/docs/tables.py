@@ -167,19 +167,15 @@ def elsewhere_gpt2() -> str:
             lines.append(
                 [name, row["version"], row["date"], f"{verdict} at {at}", *figures, named(row), row["cause"] or "-"]
             )
-    heads = ["program", "version", "date", "verdict", "ratio", "one by one", "the report names", "cause, by experiment"]
+    heads = ["program", "version", "date", "verdict", "ratio", "one by one", "the report says", "cause, by experiment"]
     return markdown(heads, lines).replace("_", r"\_")
 
 
 def named(row: dict[str, Any]) -> str:
-    """Return what a report names as the reason of its verdict."""
+    """Return what a report says of the cause of an error."""
     if row["verdict"] == "pass":
         return "-"
-    precision, mistakes = row.get("precision"), row.get("diagnosis") or ()
-    names = [mistake["mistake"] for mistake in mistakes]
-    if precision:
-        names.append(f"{brief(precision['ratio'])} times transformers' own at {precision['like']}")
-    return "; ".join(names) or "nothing"
+    return " ".join(row["sentences"]) or "nothing"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import minigpt
 from minigpt.device import processor_name
 from minigpt.files import write_atomically
+from minigpt.report.diagnosis import diagnosis_lines, precision_line
+from minigpt.report.parts import checked
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("onnx", "openvino", "ctranslate2", "ctranslate2_avx2", "llama_cpp", "compiled")
@@ -53,6 +55,8 @@ class Row(NamedTuple):
 
 def module_of(program: str) -> Any:
     """Return the file of a program: PACKAGES, rows(folder), and VARIABLES of its environment if it needs some."""
+    if str(ROOT / "scripts") not in sys.path:  # where this file is run by its path
+        sys.path.insert(0, str(ROOT / "scripts"))
     return importlib.import_module(f"elsewhere.programs.{program}")
 
 
@@ -85,8 +89,9 @@ def measure(program: str, folder: Path, file: Path) -> None:
             "decoding_ratio": None if decoding is None else decoding["ratio"],
             "reasons": fields["reasons"],
             "notes": fields["notes"],
-            "precision": fields.get("precision"),
-            "diagnosis": fields.get("diagnosis"),
+            "precision": fields["precision"],
+            "diagnosis": fields["diagnosis"],
+            "sentences": sentences_of(fields),
             "cause": row.cause,
             "date": date.today().isoformat(),
             "seconds": round(time.perf_counter() - begun, 1),
@@ -94,6 +99,12 @@ def measure(program: str, folder: Path, file: Path) -> None:
         print(f"{row.program}, {row.how}: {fields['verdict']} {fields['logits']['ratio']:.4g}", file=sys.stderr)
         measured.append(result)
     file.write_text(json.dumps(measured))
+
+
+def sentences_of(fields: dict[str, Any]) -> list[str]:
+    """Return what a report says of the cause of an error: the precision that it is like, and the mistake."""
+    (report,) = checked([fields])
+    return precision_line(report) + diagnosis_lines(report)
 
 
 def environment_of(program: str, place: Path) -> Path:

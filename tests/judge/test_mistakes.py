@@ -53,6 +53,27 @@ def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) ->
     assert " and with " in sentence
 
 
+@pytest.mark.thorough
+def test_right_prompts_of_a_program_that_is_off_elsewhere_are_said_to_be_right(tmp_path: Path) -> None:
+    """Windows are longer than the prompts here, and the program is wrong from its twentieth token on."""
+    text = tmp_path / "text.txt"
+    text.write_text("The old sailor told Mara a tale of the sea. " * 12)
+    original = minigpt.Original("demo", prompts=["Tom"], text=text, max_new_tokens=4, device="cpu")
+    program = planted.Program(original.place, torch.float32)
+
+    def late(ids: Tensor) -> Tensor:
+        logits = program(ids)
+        logits[:, 20:] += torch.arange(logits.shape[-1]) / 10
+        return logits
+
+    report = original.judge(late, diagnose=True)
+    assert report.outcome == "FAIL"
+    assert report.logits.ratio <= 2
+    assert report.diagnosis is None
+    assert any("these are right" in note for note in report.notes)
+    assert original.judge(late).notes == []
+
+
 def as_read(report: ParityReport) -> dict[str, Any]:
     fields = {name: value for name, value in report.to_dict().items() if value is not None}
     return fields | {"outcome": report.outcome}
