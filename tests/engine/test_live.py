@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt import GPT2
-from minigpt.engine import accelerate, quantize_int8
+from minigpt.engine import accelerate, kernel, quantize_int8
 from minigpt.engine.int8 import drafter_of
 from minigpt.engine.reader import Reader
+
+pytestmark = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
 
 PROMPT, NEXT = [1, 2, 3], [4]
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
