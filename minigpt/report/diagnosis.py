@@ -32,6 +32,8 @@ def diagnosis_lines(report: Report) -> list[str]:
     if "diagnosis" not in report:
         return []
     rows = report["diagnosis"]
+    if not rows and precision_line(report):
+        return []  # the precision explains the error
     if not rows:
         return ["No mistake that is known gives these logits."]
     names = " and with ".join(row["mistake"] for row in rows)
