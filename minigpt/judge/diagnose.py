@@ -225,7 +225,7 @@ class Diagnosis:
         tried: dict[Pair, None] = {}
         for number in order:
             first, second = numbers[number]
-            tried[singles[first], singles[second]] = None
+            self._try_with(singles[first], [singles[second]], tried)
         work = self.weights * self.screen.rows * ADDED
         most = max(1, min(MOST_FIRST, int(PAIR_WORK / work)))
         for number in range(min(most, len(singles))):
@@ -240,7 +240,8 @@ class Diagnosis:
     def _try_with(self, first: Mistake, others: Sequence[Mistake], tried: dict[Pair, None]) -> None:
         """Add pairs with a first mistake to those that are tried."""
         for second in others:
-            if second is not first and (second, first) not in tried:
+            both_move_blocks = first.moves_blocks and second.moves_blocks  # the numbers of the second would be others
+            if second is not first and (second, first) not in tried and not both_move_blocks:
                 tried[first, second] = None
 
     def _may_leave(self, mistake: Mistake, distance: float) -> bool:

@@ -7,9 +7,12 @@ import architectures
 import planted
 import pytest
 import torch
+from helpers import random_ids, small_model
 from torch import Tensor
 
 import minigpt
+from minigpt.judge.diagnose import Diagnosis, Noise
+from minigpt.judge.evidence import Network, Text
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
@@ -72,6 +75,25 @@ def test_right_prompts_of_a_program_that_is_off_elsewhere_are_said_to_be_right(t
     assert report.diagnosis is None
     assert any("these are right" in note for note in report.notes)
     assert original.judge(late).notes == []
+
+
+@torch.no_grad()
+def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
+    """The second would count blocks that the first has moved."""
+    model: Any = small_model(dtype=torch.float64).eval()
+    ids = random_ids(1, 12)
+    truth = model(ids)[0]
+    noise = Noise(1e-6, 1.0, {}, lambda mistakes: 0.0)
+    network = Network(model, lambda ids: model(ids)[0], model.config.n_positions)
+    text = Text(ids, truth + torch.randn_like(truth), truth)
+    search = Diagnosis(network, mistakes_of(model), [text], lambda: [], noise, 1, lambda step: None)
+    moving = [mistake for mistake in search.table if mistake.moves_blocks]
+    assert len(moving) > 3
+    for mistake in (*moving, search.table[0]):
+        search.screen.add(mistake)
+    pairs = search._pairs([*moving, search.table[0]])
+    assert pairs
+    assert all(not (first.moves_blocks and second.moves_blocks) for first, second in pairs)
 
 
 def as_read(report: ParityReport) -> dict[str, Any]:
