@@ -419,7 +419,7 @@ PAIRS = (
     ({"positions": 1}, {"begin": 0}, "positions from 1", "before the text"),
     ({"token_factor": 128**0.5}, {"act": "silu"}, "token embedding scaled", "SiLU"),
     ({"blocks": lambda layers: layers[:-1]}, {"center": False}, "last block missing", "RMSNorm"),
-    ({"no_bias": ("attn.c_proj",)}, {"no_bias": ("mlp.c_fc",)}, "attn.c_proj", "mlp.c_fc"),
+    ({"no_bias": ("attn.c_proj", "mlp.c_fc")}, {}, "attn.c_proj", "mlp.c_fc"),
     ({"logits": "log"}, {"act": "sigmoid"}, "log-probabilities", "sigmoid"),
     ({"swap_norms": True}, {"positions": 1}, "ln_1 and ln_2 exchanged", "positions from 1"),
     ({"round_weights": half}, {"act": "sigmoid"}, "rounded to float16", "sigmoid"),

@@ -152,12 +152,12 @@ class Diagnosis:
         finals = self._final(ranked)
         if self._is_explained(finals):
             return self._told(finals)
-        if self.noise.is_like_a_half(self.right.distance):
-            return []  # its precision explains it
         self.say("putting pairs of mistakes into the network")
         pairs = self._final([*self._pairs(singles)], ranked[:FITTED])
         if self._is_explained(pairs) and pairs[0].distance <= HALF * finals[0].distance:
             return self._told(pairs)
+        if self.noise.is_like_a_half(self.right.distance):
+            return []  # its precision explains it
         other_head = self._other_head()
         if other_head:
             return other_head
@@ -167,7 +167,8 @@ class Diagnosis:
 
     def _other_head(self) -> list[Diagnosed]:
         """Return the mistake of another matrix in the head, if that explains the error."""
-        if self.network.hidden is None:
+        is_clear = self.right.distance >= CERTAIN * self.noise.least  # so many fitted numbers explain a small error too
+        if self.network.hidden is None or not is_clear:
             return []
         texts = [*self.texts]
         width = self.network.hidden(texts[0].ids).shape[-1]
