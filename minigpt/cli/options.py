@@ -228,9 +228,10 @@ def with_values(words: list[str]) -> list[str]:
 def given_in(context: typer.Context) -> Given:
     """Return the names of the parameters that the command line sets, also where it sets the default."""
     names: set[str] = set()
-    for name in context.params:
+    for name, value in context.params.items():
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        is_empty = value is None or value in ((), [])  # older Typers say so of arguments that got no words
+        if source is not None and source.name == "COMMANDLINE" and not is_empty:
             names.add(name)
     return frozenset(names)
 

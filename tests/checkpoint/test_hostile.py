@@ -124,7 +124,7 @@ ABSURD = [
     ("llama", "rms_norm_eps", -1.0, "rms_norm_eps must be a float, 0 or more"),
     ("llama", "rms_norm_eps", "x", "rms_norm_eps must be a float, 0 or more"),
     ("llama", "rope_parameters", {"rope_theta": math.nan, "rope_type": "default"}, "rope_theta is NaN"),
-    ("gptj", "n_positions", 10**9, "4,000,000,000 values of tables for its positions"),
+    ("gptj", "n_positions", 10**9, "000,000,000 values of tables for its positions"),
     ("gptj", "rotary_dim", 10**9, "values of tables for its positions"),
     ("opt", "max_position_embeddings", 10**9, "its config needs 32,000,018,208 values"),
     ("opt", "word_embed_proj_dim", 10**9, "its config needs"),
