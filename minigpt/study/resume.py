@@ -87,7 +87,7 @@ def _is_whole_archive(file: Path) -> bool:
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.testzip() is None
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error):
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):  # of damaged headers too
         return False
 
 

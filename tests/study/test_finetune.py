@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import minigpt
 from minigpt import CheckpointError, ConfigError, GenerationError, NormError, Recipe
 from minigpt.files import locked
-from minigpt.study.resume import note_damaged, remove_cut, resumable_step
+from minigpt.study.resume import damage_of, note_damaged, remove_cut, resumable_step
 from minigpt.study.schedule import NormSchedule, parse_schedule
 from minigpt.study.study import DivergedError, Training, checked_schedule
 from minigpt.study.training import (
@@ -285,6 +285,21 @@ def flipped(place: Path) -> None:
 
 def emptied(place: Path) -> None:
     (place / "weights.pt").unlink()
+
+
+def test_no_bit_of_an_archive_s_directory_ends_in_a_traceback(tmp_path: Path) -> None:
+    """Damaged headers make zipfile raise errors of many kinds, also for other methods, versions and encryption."""
+    place = whole_checkpoint(tmp_path, 4)
+    data = (place / "weights.pt").read_bytes()
+    directory = data.index(b"PK\x01\x02")
+    entry_size = 46  # bytes of an entry before its name
+    named = 0
+    for bit in range(8 * entry_size):
+        damaged = bytearray(data)
+        damaged[directory + bit // 8] ^= 1 << bit % 8
+        (place / "weights.pt").write_bytes(damaged)
+        named += damage_of(place) == "has a damaged weights.pt"
+    assert named > entry_size
 
 
 @pytest.mark.parametrize(
