@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.device import dtype_name, finish, full_products
+from minigpt.device import HALVES, dtype_name, finish, full_products
 from minigpt.errors import CheckpointError, MiniGPTError, listing
 from minigpt.host import COMPILED, Float64, Shape, host_of, uncompiled
 from minigpt.judge.door import (
@@ -93,14 +93,22 @@ def other_model(
     """Return a model of another architecture, rounded to ``dtype``, which computes in ``compute``.
 
     At ``dtype`` it is what ``from_pretrained`` gives, and nothing is cast: that keeps some tables in float32, such as
-    rotary frequencies and routers. In float64 it holds the same values.
+    rotary frequencies and routers. In float64 it holds the same values. In another dtype the tables stay too.
     """
-    model: Any = load_with_transformers(place, attention=attention, dtype=dtype, device=device)
-    if compute == dtype:
+    keeps_more = dtype not in HALVES and compute in HALVES  # then the file's weights are rounded once, here too
+    model: Any = load_with_transformers(
+        place, attention=attention, dtype=compute if keeps_more else dtype, device=device
+    )
+    if compute == dtype or keeps_more:
         return model
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others know no float64
-    return model.to(compute)
+    if compute == torch.float64:
+        return model.to(compute)
+    for tensor in tensors_of(model).values():
+        if tensor.dtype == dtype:
+            tensor.data = tensor.data.to(compute)
+    return model
 
 
 class Reference:

@@ -62,6 +62,20 @@ def test_the_floor_is_that_of_from_pretrained(name: str, dtype: str, tmp_path: P
         assert row.relative_error == pytest.approx(original.gradient_noise[row.parameter], rel=0.03)
 
 
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gptj", marks=pytest.mark.thorough)])
+def test_the_error_of_another_precision_is_that_of_from_pretrained(name: str, dtype: str, tmp_path: Path) -> None:
+    """Of a record in float32, whose report says whose precision an error is like."""
+    sharp_model(name).save_pretrained(tmp_path)
+    ids = torch.randint(3, 96, (LONG,), generator=torch.Generator().manual_seed(3)).tolist()
+    original = minigpt.Original(tmp_path, dtype="float32", device="cpu", prompts=[ids], max_new_tokens=0)
+    real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+    with torch.no_grad():
+        error = rms(real(torch.tensor([ids])).logits[0].double() - original.prompts[0].truth)
+    print(f"{dtype}: {original.precisions[dtype]:.4g}, from_pretrained's {error:.4g}")
+    assert original.precisions[dtype] == pytest.approx(error, rel=0.01)
+
+
 def test_a_model_that_was_cast_whole_is_told_so(tmp_path: Path) -> None:
     sharp_model("llama").save_pretrained(tmp_path)
     ids = torch.randint(3, 96, (LONG,), generator=torch.Generator().manual_seed(3)).tolist()
