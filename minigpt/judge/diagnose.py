@@ -14,6 +14,7 @@ from minigpt.judge.evidence import Network, Prediction, Sums, Text, centred, fin
 from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.mistakes import Mistake
 from minigpt.judge.precision import precision_of
+from minigpt.report.diagnosis import NEAR
 from minigpt.report.fields import MOST_NOISE, Diagnosed, noise_ratio
 
 ROWS = 16  # of the beginning of a text on which every mistake is tried
@@ -32,7 +33,6 @@ APART = 0.05  # of the noise floor: predictions that are closer are one
 TIED = 0.2  # of the way to another prediction: the program may as well be there
 WHOLE = 0.2  # the share of a mistake's effect may differ from 1 by this
 CERTAIN = 5.0  # a mistake that explains a part must bring the error down by this factor
-NEAR = 1.5  # a precision whose error is not farther than this factor
 OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
 OWN_NOISE = 4.0  # a mistake may have more noise than the right model only if the error falls by this factor
 
