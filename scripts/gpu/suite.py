@@ -1,4 +1,4 @@
-"""Parity and norms on the CUDA device that is there, in some minutes.
+"""Parity, norms and decoding on the CUDA device that is there, in some minutes.
 
 python scripts/gpu/suite.py --out docs/results
 
@@ -27,14 +27,16 @@ os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
 import torch
 import typer
 from bench.results import keep
+from gpu.decode import decode
 from gpu.norms import norms
 from gpu.parity import failures, parity, verdicts
+from gpu.tiles import tiles
 
 from minigpt.device import resolve_device, software, versions
 from minigpt.errors import ConfigError
 
 PARTS: dict[str, Callable[[dict[str, Any], torch.device, bool], Iterator[str]]] = {
-    "parity": parity, "norms": norms,
+    "parity": parity, "norms": norms, "decode": decode, "tiles": tiles,
 }  # fmt: skip
 
 

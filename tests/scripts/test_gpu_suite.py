@@ -47,6 +47,15 @@ def test_every_part_runs_on_the_cpu(suite: ModuleType, tmp_path: Path) -> None:
 
     assert {row["norm"] for row in actual["norms"]["rows"]} == {"fused", "triton"}
 
+    decoded = {row["contestant"]: row for row in actual["decode"]["rows"]}
+    assert set(decoded) == {"minigpt", "transformers", "transformers, static cache", "minigpt, static step"}
+    assert all(row["ids_as_minigpt"] == 1 for row in decoded.values()), "greedy decoding gave other ids"
+    assert all(row["tokens_per_second"] > 0 for row in decoded.values())
+
+    usual = [row for row in actual["tiles"]["rows"] if row["usual"]]
+    assert len(usual) == 1
+    assert len(actual["tiles"]["rows"]) > len(usual)
+
     assert status == 0
 
 
@@ -69,6 +78,6 @@ def test_an_error_beyond_what_transformers_errs_is_no_parity(suite: ModuleType) 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("unchecked")  # torch.compile would trace the shape checks as well
 def test_the_quick_suite_holds_on_cuda(suite: ModuleType, tmp_path: Path) -> None:
-    status, actual = run(suite, tmp_path, device="cuda", part=["parity", "norms"])
+    status, actual = run(suite, tmp_path, device="cuda", part=["parity", "norms", "decode", "tiles"])
     assert {name: how["error"] for name, how in actual["parts"].items()} == dict.fromkeys(actual["parts"])
     assert status == 0
