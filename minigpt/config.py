@@ -191,7 +191,7 @@ class GPT2Config:
         return fields
 
 
-def norm_sites(n_layer: int) -> list[str]:
+def site_names(n_layer: int) -> list[str]:
     """Return the names of a GPT-2's norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
     return [f"h.{i}.{norm}" for i in range(n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
 

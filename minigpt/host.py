@@ -146,14 +146,14 @@ class Host:
         """Return the modules at the norms' sites."""
         return {site: self.root.get_submodule(site) for site in self.sites}
 
-    def norm_site(self, norm: nn.Module) -> NormSite:
+    def site_of(self, norm: nn.Module) -> NormSite:
         """Return what a norm of the model computes; of one that was swapped in, what the norm before it computed."""
         if (before := record_of(norm).site) is not None:
             return before
         config: Any = config_of(self.model)
         if hasattr(self.root, "norm_modules"):  # a GPT-2 of minigpt, whose config says it
             return NormSite("layer_norm", config.layer_norm_epsilon, width=config.n_embd)
-        return norm_site(norm, _width(norm, self.model))
+        return probe_norm(norm, _width(norm, self.model))
 
     def run(self, input_ids: Tensor) -> None:
         """Compute all norms and blocks, and not the head: the logits of many rows would take gigabytes."""
@@ -184,7 +184,7 @@ def host_of(model: nn.Module) -> Host:
         is_inner = any(path.startswith(f"{site}.") for site in sites)
         if path.split(".")[: len(root)] == root and not is_inner and _is_norm(path, module):
             sites.append(path)
-    known_sites: Any = getattr(model.get_submodule(prefix.rstrip(".")), "norm_sites", None)
+    known_sites: Any = getattr(model.get_submodule(prefix.rstrip(".")), "site_names", None)
     if known_sites is not None:  # of a GPT-2 of minigpt
         sites = [path for site in known_sites() for path in _inside(prefix + site, paths)]
     members = [f"{blocks}.{name}" for name, _ in paths[blocks].named_children()] if blocks else []
@@ -347,7 +347,7 @@ def norm_sites(model: nn.Module) -> dict[str, NormSite]:
         model: a ``minigpt.GPT2``, or any causal language model of transformers.
     """
     host = host_of(model)
-    return {host.prefix + site: norm_site(norm, _width(norm, model)) for site, norm in host.norms().items()}
+    return {host.prefix + site: probe_norm(norm, _width(norm, model)) for site, norm in host.norms().items()}
 
 
 def _width(norm: nn.Module, model: Any) -> int:
@@ -398,7 +398,7 @@ def copy_without_hooks(module: nn.Module) -> Any:
     return copied
 
 
-def norm_site(norm: nn.Module, width: int) -> NormSite:
+def probe_norm(norm: nn.Module, width: int) -> NormSite:
     """Return what a norm computes, found by comparing it with formulas on random rows (8, width).
 
     A copy of the norm is called with Parameters of random values on the CPU. The norm itself is left as it is.

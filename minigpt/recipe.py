@@ -288,7 +288,7 @@ class Recipe:
             ]  # fmt: skip
             if others:
                 swap_norms(model, norm, others, self.keep)
-        return [site for site in model.norm_sites() if site in swapped]
+        return [site for site in model.site_names() if site in swapped]
 
     @staticmethod
     def _sites_of_code(checkpoint: "Checkpoint", sites: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from helpers import small_model
 from torch import nn
 
 import minigpt
-from minigpt.host import NormSite, host_of, norm_site, prefix_of
+from minigpt.host import NormSite, host_of, prefix_of, probe_norm
 
 IN_BLOCK = ["input_layernorm", "post_attention_layernorm"]
 OF_HEADS = ["self_attn.q_norm", "self_attn.k_norm"]
@@ -57,7 +57,7 @@ def test_a_norm_of_heads_without_a_weight_has_their_width() -> None:
 
 def test_a_gpt2_of_ours_and_of_transformers() -> None:
     model = small_model("rms")
-    assert [*minigpt.norm_sites(model)] == model.norm_sites()
+    assert [*minigpt.norm_sites(model)] == model.site_names()
     assert {site.kind for site in minigpt.norm_sites(model).values()} == {"rms_norm"}
     config = transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4)
     sites = minigpt.norm_sites(transformers.GPT2LMHeadModel(config))
@@ -68,13 +68,13 @@ def test_a_gpt2_of_ours_and_of_transformers() -> None:
 
 @pytest.mark.parametrize("name", ["dyt", "hardtanh", "std_eps", "no_scale"])
 def test_what_no_formula_fits_is_another_kind(name: str) -> None:
-    assert norm_site(minigpt.norms.build(name, 16, eps=1e-3), 16).kind == "other"
+    assert probe_norm(minigpt.norms.build(name, 16, eps=1e-3), 16).kind == "other"
 
 
 def test_the_norm_itself_is_left_as_it_was() -> None:
     norm = nn.LayerNorm(8)
     before = norm.weight.detach().clone()
-    norm_site(norm, 8)
+    probe_norm(norm, 8)
     assert torch.equal(norm.weight, before)
 
 
@@ -131,7 +131,7 @@ def test_norms_are_found_inside_of_whatever_holds_them(part: nn.Module, sites: l
 
 
 def test_an_rms_norm_of_torch_without_an_eps_has_that_of_float32() -> None:
-    site = norm_site(nn.RMSNorm(16), 16)
+    site = probe_norm(nn.RMSNorm(16), 16)
     assert (site.kind, site.eps) == ("rms_norm", torch.finfo(torch.float32).eps)
 
 
@@ -140,4 +140,4 @@ def test_a_norm_that_cannot_be_called_is_another_kind() -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             raise RuntimeError
 
-    assert norm_site(Fails(16), 16).kind == "other"
+    assert probe_norm(Fails(16), 16).kind == "other"

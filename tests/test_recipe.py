@@ -279,7 +279,7 @@ def test_numbers_that_were_saved_without_dimensions_are_read(tmp_path: Path) -> 
     minigpt.save_pretrained(model, tmp_path)
     file = tmp_path / "model.safetensors"
     old = {name: x.view(()) if x.numel() == 1 else x for name, x in load_file(file).items()}
-    assert sum(x.ndim == 0 for x in old.values()) == 2 * len(model.norm_sites())
+    assert sum(x.ndim == 0 for x in old.values()) == 2 * len(model.site_names())
     save_file(old, file, {"format": "pt"})
     again = minigpt.from_pretrained(tmp_path, device="cpu")
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)

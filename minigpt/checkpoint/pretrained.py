@@ -66,7 +66,7 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
         NormError: if the caller does not name it, or it cannot be built.
     """
     built: dict[str, norms.NormSpec] = {}
-    for site in model.norm_sites():
+    for site in model.site_names():
         norm = norm_at(checkpoint.norms, site)
         if norm in (None, "fused"):
             continue
@@ -188,7 +188,7 @@ def describe(files: Files, known_ids: int = 0) -> dict[str, Any]:
         "dtype": dtype_name(model.dtype),
         "norm eps": config.layer_norm_epsilon,
         "norm": _norm_names(checkpoint.norms),
-        "norms": {site: _ranges(site, tensors) for site in model.norm_sites()},
+        "norms": {site: _ranges(site, tensors) for site in model.site_names()},
         "not finite": [name for name, _ in model.named_parameters() if not tensors[name].isfinite().all()],
         "decoding": path_of(model),
         "drafts": "int8, while there is one text" if why_not is None else f"none: {why_not}",

@@ -155,7 +155,7 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
     """
     with torch.device("meta"):
         expected = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
-    others = tuple(_saved_name(f"{site}.") for site in model.norm_sites() if norm_at(as_pairs(named), site))
+    others = tuple(_saved_name(f"{site}.") for site in model.site_names() if norm_at(as_pairs(named), site))
 
     def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}

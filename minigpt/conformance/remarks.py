@@ -18,7 +18,7 @@ from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.device import HALVES, dtype_name
 from minigpt.errors import RAISED
-from minigpt.host import norm_site
+from minigpt.host import probe_norm
 from minigpt.report.numerals import brief
 
 Results = Sequence[CaseResult]
@@ -140,7 +140,7 @@ def rounding(candidate: Built) -> list[str]:
     if candidate.centers or is_scaled_beside:
         return []
     with contextlib.suppress(*RAISED):
-        if norm_site(module, 64).rounds == "row":
+        if probe_norm(module, 64).rounds == "row":
             return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
     return []
 

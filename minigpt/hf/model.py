@@ -207,7 +207,7 @@ class GPT2Model(ChosenParts, modeling_gpt2.GPT2Model):
             if isinstance(part, modeling_gpt2.GPT2MLP) and self.config.activation_function == "gelu_new":
                 part.act = ACT2FN["gelu_pytorch_tanh"]  # the same function in one call
 
-    def norm_sites(self) -> list[str]:
+    def site_names(self) -> list[str]:
         """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f.
 
         A decoder with cross-attention has a third norm in each block, h.0.ln_cross_attn, between the two.
@@ -217,7 +217,7 @@ class GPT2Model(ChosenParts, modeling_gpt2.GPT2Model):
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""
-        return {site: self.get_submodule(site) for site in self.norm_sites()}
+        return {site: self.get_submodule(site) for site in self.site_names()}
 
 
 class GPT2LMHeadModel(ChosenParts, modeling_gpt2.GPT2LMHeadModel):

@@ -21,7 +21,7 @@ from minigpt.engine.reader import Reader
 from minigpt.errors import RAISED, CheckpointError, ConfigError, NormError, listing
 from minigpt.files import require_file
 from minigpt.generation import generate
-from minigpt.host import Shape, hooked, host_of, is_compiled, norm_site, prefix_of
+from minigpt.host import Shape, hooked, host_of, is_compiled, prefix_of, probe_norm
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import Scored, window_losses
 from minigpt.judge.reference import Recorder, arguments_of, batches, reader_of, tensors_of
@@ -266,7 +266,7 @@ class ModuleCandidate(Candidate):
             if self.prefix is None or self.truth.dtype not in HALVES or true.weight is None or true.rounds is None:
                 continue
             with contextlib.suppress(*RAISED):  # somebody's norm may run elsewhere only
-                here = norm_site(self.root.get_submodule(site), len(true.weight))
+                here = probe_norm(self.root.get_submodule(site), len(true.weight))
                 if here.kind == true.kind and here.rounds not in (None, true.rounds):
                     sites[here.rounds, true.rounds].append(site)
         return [

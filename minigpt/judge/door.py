@@ -14,7 +14,7 @@ from minigpt.checkpoint.contents import state_of, unchanged
 from minigpt.checkpoint.norms import PLAIN_FORM
 from minigpt.checkpoint.opened import only_dtype
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
-from minigpt.config import norm_sites
+from minigpt.config import site_names
 from minigpt.device import resolve_dtype
 from minigpt.generation import prompt_ids
 from minigpt.host import Shape, host_of
@@ -60,7 +60,7 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
         return _other_source(place, dtype)
     checkpoint = open_checkpoint(place)
     weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
-    shape, sites = Shape.of(checkpoint.config), norm_sites(checkpoint.config.n_layer)
+    shape, sites = Shape.of(checkpoint.config), site_names(checkpoint.config.n_layer)
     norm = "frozen" if checkpoint.norms == PLAIN_FORM else "fused"
     return Source(shape, sites, resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place), weights, norm)
 

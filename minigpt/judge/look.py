@@ -87,7 +87,7 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
     sites: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        original, kind = original_norm(norm, model), host.norm_site(norm).kind
+        original, kind = original_norm(norm, model), host.site_of(norm).kind
         return lambda _, args: sites.append(_of_site(site, _by_text(site, args[0], input_ids), original, kind))
 
     hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in host.norms().items()]

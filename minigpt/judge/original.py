@@ -326,7 +326,7 @@ def _read_exact(truth: Truth, rounded: Rounded) -> None:
     other = "eager" if truth.attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too
     reference = Reference(truth.place, attention=other, dtype=truth.dtype, device=truth.device, compute=torch.float64)
     host = reference.host
-    truth.norms = {site: TrueNorm.of(norm, host.norm_site(norm)) for site, norm in host.norms().items()}
+    truth.norms = {site: TrueNorm.of(norm, host.site_of(norm)) for site, norm in host.norms().items()}
     noise = {place: RowDistance() for place in truth.noise}
     with Recorder(reference.host.root, noise) as recorder:
         for sample, logits, outputs, decoded in zip(

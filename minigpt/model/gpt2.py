@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.choices import ATTENTIONS, check_option
-from minigpt.config import GPT2Config, norm_sites
+from minigpt.config import GPT2Config, site_names
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
@@ -195,13 +195,13 @@ class GPT2(nn.Module):
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
-    def norm_sites(self) -> list[str]:
+    def site_names(self) -> list[str]:
         """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
-        return norm_sites(self.config.n_layer)
+        return site_names(self.config.n_layer)
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""
-        return {site: self.get_submodule(site) for site in self.norm_sites()}
+        return {site: self.get_submodule(site) for site in self.site_names()}
 
     @torch.no_grad()
     def initialize(self) -> None:
@@ -228,7 +228,7 @@ def _empty_embedding(rows: int, width: int) -> nn.Embedding:
 
 def check_gpt2(model: object) -> None:
     """Check that a model is a minigpt.GPT2, or a wrapper that passes on its attributes."""
-    if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "norm_sites")):
+    if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "site_names")):
         raise ConfigError(f"model must be a minigpt.GPT2, got {kind_of(model)}; minigpt.from_pretrained opens one")
 
 

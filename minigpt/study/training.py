@@ -131,7 +131,7 @@ def _finetune(
     norms = NormSchedule(body, recipe.norm, schedule, keep=recipe.keep, rows=rows)
     trained = _with_adapters(model, training.lora) if training.lora else model
     if training.train == "norms":
-        sites = tuple(f"transformer.{site}." for site in body.norm_sites())
+        sites = tuple(f"transformer.{site}." for site in body.site_names())
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(sites))
     ids = token_ids(training.text, tokenizer, untrained)
@@ -198,11 +198,11 @@ def as_transformers(model: GPT2, recipe: Recipe) -> Any:
 def as_minigpt(hf_model: Any, model: GPT2) -> GPT2:
     """Return ``model`` with the weights of a trained model of transformers, and the norms that it has now."""
     weights = {name.removeprefix("transformer."): tensor for name, tensor in hf_model.state_dict().items()}
-    sites = tuple(f"{site}." for site in model.norm_sites())
+    sites = tuple(f"{site}." for site in model.site_names())
     for name, parameter in model.named_parameters():
         if not name.startswith(sites):
             parameter.copy_(weights[name])
-    for site in model.norm_sites():
+    for site in model.site_names():
         norm = hf_model.transformer.get_submodule(site)
         model.set_submodule(site, copy.deepcopy(norm.present if isinstance(norm, ScheduledNorm) else norm).cpu())
     return model.eval()

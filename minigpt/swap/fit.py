@@ -89,7 +89,7 @@ def fit_norms(
     targets: dict[str, nn.Module] = {}
     for site, norm in present.items():
         require_own_parameters(site, norm, host)
-        if site in swapped or not swapped or host.norm_site(norm).kind != "other":
+        if site in swapped or not swapped or host.site_of(norm).kind != "other":
             targets[site] = original_norm(norm, model)
     fits = fit_to(model, input_ids, targets)
     own = [site for site, fit in fits.items() if swapped and site not in swapped and fit.before == fit.after]
@@ -238,7 +238,7 @@ def original_norm(norm: nn.Module, model: nn.Module) -> nn.Module:
     """
     host, norm = host_of(model), unwrapped(norm)
     require_own_parameters(title(inner_norm(norm)), norm, host)
-    kind = host.norm_site(norm).kind
+    kind = host.site_of(norm).kind
     if kind == "other":
         raise NormError(f"{title(norm)} replaces a norm that is neither a LayerNorm nor an RMSNorm")
     original = build_like(norm, {"layer_norm": "fused", "rms_norm": "rms"}[kind], host)

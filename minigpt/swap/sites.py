@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
-from minigpt.host import OFFLOADED, Host, copy_without_hooks, host_of, install, is_sharded, norm_site, unwrapped
+from minigpt.host import OFFLOADED, Host, copy_without_hooks, host_of, install, is_sharded, probe_norm, unwrapped
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm
@@ -172,13 +172,13 @@ def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
 
 def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collection[str] = KEEP) -> nn.Module:
     """Return a new norm for the site of ``old``, with a shift if that has one, and the site's eps."""
-    site, parameters = host.norm_site(old), originals(old)
+    site, parameters = host.site_of(old), originals(old)
     has_shift = "bias" in parameters or ("weight" not in parameters and site.kind != "rms_norm")
     eps = EPS if site.eps is None else site.eps
     new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
     if site.adds_one and isinstance(new, AdaptedNorm):
         raw = norms.build_raw(norm, site.width, eps=eps, bias=has_shift)
-        if norm_site(raw, site.width).adds_one:  # it multiplies as the site does, so its weight is the site's
+        if probe_norm(raw, site.width).adds_one:  # it multiplies as the site does, so its weight is the site's
             record_of(raw).name, record_of(raw).adds_one = record_of(new).name, True
             new = raw
     record_of(new).site = site
@@ -190,7 +190,7 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
 
     It is in the model's dtype. At a site that multiplies by 1 + weight it is a ``OnePlusNorm``, unless it does so too.
     """
-    record, site = record_of(new), host.norm_site(old)
+    record, site = record_of(new), host.site_of(old)
     device = next((parameter.device for parameter in originals(old).values()), host.weight.device)
     with naming(new):
         new.to(device, host.weight.dtype)

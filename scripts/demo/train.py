@@ -139,7 +139,7 @@ def describe(model: minigpt.GPT2, tokenizer: minigpt.Tokenizer) -> None:
     """Print the perplexity on tales never seen, the norms' ranges, and what the model writes."""
     held_out = torch.tensor(list(rows(tales(300, HELD_OUT), tokenizer, model.config.n_positions + 1)))
     print(f"perplexity on new tales: {loss_on(model, held_out).exp():.3f} a token")
-    for site in model.norm_sites():
+    for site in model.site_names():
         weight, bias = model.get_parameter(f"{site}.weight"), model.get_parameter(f"{site}.bias")
         print(f"{site}: weight {weight.min():.2f} to {weight.max():.2f}, bias {bias.min():.2f} to {bias.max():.2f}")
     for prompt in ("", *PROMPTS):

@@ -240,7 +240,7 @@ def test_only_the_norms_change_and_in_place(folder: Path, other: Path) -> None:
     places = {name: parameter.data_ptr() for name, parameter in parameters.items()}
     names = minigpt.load_norms(model, other)
     after, source = values(model), values(load(other))
-    assert names == [f"{site}.{name}" for site in model.norm_sites() for name in ("weight", "bias")]
+    assert names == [f"{site}.{name}" for site in model.site_names() for name in ("weight", "bias")]
     assert all(torch.equal(after[name], (source if is_norm(name) else before)[name]) for name in before)
     assert not any(torch.equal(before[name], source[name]) for name in names)
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())

@@ -118,7 +118,7 @@ def test_loading_and_saving(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(NormError):
         minigpt.fold_norms(model)
-    assert len(minigpt.swap_norms(model, "textbook")) == len(model.norm_sites())
+    assert len(minigpt.swap_norms(model, "textbook")) == len(model.site_names())
     assert model(torch.zeros(1, 3, dtype=torch.long)).isfinite().all()
 
 

@@ -90,7 +90,7 @@ def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Pa
 
 
 def norms_of(model: GPT2LMHeadModel) -> list[str]:
-    return [type(model.transformer.get_submodule(site)).__name__ for site in model.transformer.norm_sites()]
+    return [type(model.transformer.get_submodule(site)).__name__ for site in model.transformer.site_names()]
 
 
 def test_a_norm_is_chosen_in_the_call_in_the_folder_or_for_all(folder: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_model_from_a_config_alone(folder: Path) -> None:
 def test_a_norm_stands_at_the_cross_attentions_site_too() -> None:
     config = transformers.GPT2Config(**TINY, add_cross_attention=True)
     model = GPT2LMHeadModel(config, norm={"h.*.ln_cross_attn": "rms"})
-    sites = model.transformer.norm_sites()
+    sites = model.transformer.site_names()
     assert sites[:3] == ["h.0.ln_1", "h.0.ln_cross_attn", "h.0.ln_2"]
     assert [site for site, name in zip(sites, norms_of(model), strict=True) if name == "RMSNorm"] == [
         site for site in sites if "cross" in site

@@ -17,11 +17,11 @@ def test_the_figures_are_those_of_the_inputs() -> None:
     model, ids = small_model(dtype=torch.float64), random_ids(4, 24)
     with torch.no_grad():
         model.wpe.weight[0, :3] = torch.tensor([300.0, -200.0, 250.0])
-        recorder = Recorder(model, model.norm_sites())
+        recorder = Recorder(model, model.site_names())
         with recorder:
             model(ids)
     actual = look(model, ids)
-    assert [one.site for one in actual] == model.norm_sites()
+    assert [one.site for one in actual] == model.site_names()
     for one in actual:
         x = recorder.inputs[one.site]
         deviation = (x.var(-1, correction=0) + 1e-5).sqrt()

@@ -55,7 +55,7 @@ def test_norm_sites_come_in_the_order_data_meets_them() -> None:
         if isinstance(module, LayerNorm):
             module.register_forward_hook(lambda *_, name=name: met.append(name))
     model(random_ids(1, 3))
-    assert model.norm_sites() == met == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+    assert model.site_names() == met == ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
     assert [*model.norm_modules().items()] == [(site, model.get_submodule(site)) for site in met]
 
 

@@ -34,7 +34,7 @@ def test_the_preset_is_its_config(model: minigpt.GPT2) -> None:
 
 def test_its_norms_are_far_from_untrained(model: minigpt.GPT2) -> None:
     """A norm that ignores its weight, or its bias, must change this model's logits."""
-    for site in model.norm_sites():
+    for site in model.site_names():
         weight, bias = model.get_parameter(f"{site}.weight"), model.get_parameter(f"{site}.bias")
         from_one, from_zero = (weight - 1).abs().mean().item(), bias.abs().mean().item()
         print(f"{site}: mean |weight - 1| {from_one:.3f}, mean |bias| {from_zero:.3f}, spread {weight.std():.3f}")

@@ -121,7 +121,7 @@ def test_norms_are_fitted_at_their_step_in_the_optimizer_s_parameters() -> None:
     ours, recipe = DEMO.open()[0], Recipe(norm="dyt", device="cpu")
     model = as_transformers(ours, recipe).eval()
     body = model.transformer
-    norms = NormSchedule(body, "dyt", parse_schedule("h.*@0, ln_f@3", body.norm_sites()), rows=ids)
+    norms = NormSchedule(body, "dyt", parse_schedule("h.*@0, ln_f@3", body.site_names()), rows=ids)
     held = dict(model.named_parameters())
     for step, sites in ((0, "h.*"), (3, "ln_f")):
         norms.before_step(step)
@@ -132,7 +132,7 @@ def test_norms_are_fitted_at_their_step_in_the_optimizer_s_parameters() -> None:
         name: id(single) for name, single in held.items()
     }
     fresh = as_transformers(DEMO.open()[0], recipe).transformer
-    resumed = NormSchedule(fresh, "dyt", parse_schedule("*@0", fresh.norm_sites()), rows=ids)
+    resumed = NormSchedule(fresh, "dyt", parse_schedule("*@0", fresh.site_names()), rows=ids)
     resumed.before_step(2, fits=False)
     assert resumed.norms["ln_f"].is_on
     assert resumed.norms["ln_f"].new.alpha == 0.5  # its values come from the checkpoint
@@ -218,7 +218,7 @@ def test_a_schedule_must_swap_one_of_the_sites_in_time(schedule: str, message: s
 def decayed(recipe: Recipe, folder: Path) -> set[str]:
     """The Parameters that a training of this recipe decays, by the names that they have without a norm's own."""
     model = as_transformers(DEMO.open()[0], recipe)
-    norms = NormSchedule(model.transformer, recipe.norm, parse_schedule(None, model.transformer.norm_sites()))
+    norms = NormSchedule(model.transformer, recipe.norm, parse_schedule(None, model.transformer.site_names()))
     modules = [*model.transformer.norm_modules().values()]
     assert len(norms.norms) == len(modules)
     trainer = SwapTrainer(SHORT, modules, None, None, [], 8, model=model, args=arguments(DEMO, SHORT, folder))

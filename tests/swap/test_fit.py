@@ -56,7 +56,7 @@ def test_every_site_explains_more_and_swapping_back_restores_the_bits(norm: str,
     expected, before = model(ids).detach(), dict(model.named_parameters())
     swap_norms(model, norm)
     actual = fit_norms(model, ids)
-    assert list(actual) == model.norm_sites()
+    assert list(actual) == model.site_names()
     print(actual)
     assert all(one.before <= one.after <= 1 for one in actual.values())
     assert all(model.get_submodule(site).weight is not before[f"{site}.weight"] for site in actual)

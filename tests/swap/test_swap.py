@@ -52,7 +52,7 @@ def model() -> GPT2:
 
 
 def kinds(model: GPT2) -> dict[str, type[nn.Module]]:
-    return {site: type(model.get_submodule(site)) for site in model.norm_sites()}
+    return {site: type(model.get_submodule(site)) for site in model.site_names()}
 
 
 def swapped(model: GPT2, kind: type[nn.Module]) -> list[str]:

@@ -124,7 +124,7 @@ def stepped(host: Host, norm: nn.Module, steps: Mapping[str, Any]) -> Norm:
     """Return a norm of a host with these steps in place of its own."""
     if isinstance(norm, Norm):
         return Norm(norm, steps)
-    site = host.norm_site(norm)
+    site = host.site_of(norm)
     own = {**RIGHT[site.kind], "eps": site.eps}
     if site.adds_one:
         own["affine"] = one_more
@@ -138,7 +138,7 @@ def replace_norms(model: nn.Module, swaps: Swaps, sites: list[str], steps: Mappi
         owner, _, name = site.rpartition(".")
         parent = host.root.get_submodule(owner)
         norm = getattr(parent, name)
-        if isinstance(norm, Norm) or host.norm_site(norm).kind in RIGHT:
+        if isinstance(norm, Norm) or host.site_of(norm).kind in RIGHT:
             swaps.set(parent, name, stepped(host, norm, steps))
 
 
@@ -192,7 +192,7 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
     host = host_of(model)
     known = {}
     for site, norm in host.norms().items():
-        found = host.norm_site(norm)
+        found = host.site_of(norm)
         if found.kind in RIGHT:
             known[site] = found
     if not known:
