@@ -1,15 +1,16 @@
 """How a model is opened: which checkpoint, and what is done to it. Every command that opens a model makes a recipe.
 
-To add an option of opening a model, in Python and in all commands: a field of ``Recipe``, its type in ``Opening``, and
-what it does in ``Recipe.opened``. The command line reads its options from the fields, and must not wait for PyTorch;
-so whatever needs PyTorch is imported inside of the functions.
+To add an option of opening a model, in Python and in all commands: a field of ``Recipe``, and what it does in
+``Recipe.load``. The command line reads its options from the fields, and must not wait for PyTorch; so whatever needs
+PyTorch is imported inside of the functions.
 """
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from minigpt import choices
 from minigpt.errors import CheckpointError, ConfigError
@@ -20,28 +21,14 @@ if TYPE_CHECKING:
 
     from minigpt.checkpoint.contents import Files
     from minigpt.checkpoint.norms import Norms
-    from minigpt.checkpoint.opened import Checkpoint
+    from minigpt.checkpoint.read import Checkpoint
     from minigpt.model import GPT2
     from minigpt.norms import NormSpec
     from minigpt.swap.fit import Explained
     from minigpt.tokenizer import Tokenizer
 
-
-class Opening(TypedDict, total=False):
-    """The arguments of a ``Recipe`` beside its source, for type checkers."""
-
-    norm: "Norms | None"
-    sites: str | Sequence[str]
-    keep: Collection[str]
-    center: bool
-    fit: str | Path | None
-    attention: str
-    arithmetic: str
-    device: "str | torch.device | None"
-    dtype: "str | torch.dtype | None"
-    quantize: str | None
-    revision: str | None
-    local_files_only: bool
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
 
 
 def option(
@@ -73,7 +60,7 @@ def differences(opened: object) -> list[str]:
     ]
 
 
-class Opened(NamedTuple):
+class Loaded(NamedTuple):
     """A model as a recipe says, and what was done to it.
 
     Attributes:
@@ -183,10 +170,10 @@ class Recipe:
             NormError: if the norm is unknown or does not fit, or the checkpoint names one that is not registered.
             GenerationError: if the text to fit on cannot be read.
         """
-        opened = self.opened()
-        return opened.model, opened.tokenizer
+        loaded = self.load()
+        return loaded.model, loaded.tokenizer
 
-    def opened(self, *, any_architecture: bool = False) -> Opened:
+    def load(self, *, any_architecture: bool = False) -> Loaded:
         """Return the model and what was done to it. Raises as ``open``.
 
         Args:
@@ -214,7 +201,7 @@ class Recipe:
         if self.fit is not None and tokenizer is not None:
             fits = fit_on_text(model, tokenizer, self.fit, sites)
         require_fitted(model)
-        return Opened(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
+        return Loaded(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
 
     def _opened_as_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
         """Return the model with the recipe's norms, and the sites at which they stand."""
@@ -379,7 +366,7 @@ class Recipe:
 
 def _read_files(files: "Files") -> "tuple[Checkpoint | str, Tokenizer | None, dict[str, Any]]":
     """Return what is in a checkpoint's files, each of which is read once; its architecture if that is not GPT-2."""
-    from minigpt.checkpoint.opened import read_checkpoint
+    from minigpt.checkpoint.read import read_checkpoint
     from minigpt.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
@@ -410,7 +397,21 @@ def check_names(names: Collection[str], known: Collection[str], function: str) -
             raise ConfigError(f"is not an argument of {function}; {instead}", argument=name)
 
 
-def from_pretrained(source: str | Path = "demo", **opening: Unpack[Opening]) -> "GPT2":
+OPTIONS = [field.name for field in dataclasses.fields(Recipe) if field.name != "source"]
+
+
+def takes_options_of(recipe: Callable[Options, Recipe]) -> Callable[[Callable[..., Result]], Callable[Options, Result]]:
+    """Return a decorator that gives a function the parameters of ``Recipe``, for type checkers and for ``help``."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[Options, Result]:
+        function.__signature__ = inspect.signature(recipe)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@takes_options_of(Recipe)
+def from_pretrained(source: str | Path = "demo", **options: Any) -> "GPT2":
     """Return a pretrained GPT-2 in eval mode: the model of ``Recipe(source, ...).open()``, without the tokenizer.
 
     On the CPU, in the checkpoint's own dtype, the parameters of a Hugging Face checkpoint are the file itself, mapped
@@ -419,12 +420,12 @@ def from_pretrained(source: str | Path = "demo", **opening: Unpack[Opening]) -> 
 
     Args:
         source: as ``Recipe`` takes it.
-        opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, revision and
+        options: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, revision and
             local_files_only, as ``Recipe`` takes them.
 
     Raises:
         ConfigError: if an argument is unknown; the message says what to use for transformers' names.
         CheckpointError, ConfigError, NormError, GenerationError: as ``Recipe`` and ``Recipe.open``.
     """
-    check_names(opening, Opening.__annotations__, "from_pretrained")
-    return Recipe(source, **opening).opened().model
+    check_names(options, OPTIONS, "from_pretrained")
+    return Recipe(source, **options).load().model

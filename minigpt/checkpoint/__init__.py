@@ -1,8 +1,11 @@
 """Files <-> model."""
 
-from minigpt.checkpoint.contents import Files, holds_model, local_place
-from minigpt.checkpoint.opened import Checkpoint, open_checkpoint
+from minigpt.checkpoint.contents import Files, holds_model, local_place, read_stable
 from minigpt.checkpoint.pretrained import load_norms
+from minigpt.checkpoint.read import Checkpoint, read_checkpoint
 from minigpt.checkpoint.save import save_pretrained
 
-__all__ = ["Checkpoint", "Files", "holds_model", "load_norms", "local_place", "open_checkpoint", "save_pretrained"]
+__all__ = [
+    "Checkpoint", "Files", "holds_model", "load_norms", "local_place", "read_checkpoint", "read_stable",
+    "save_pretrained",
+]  # fmt: skip

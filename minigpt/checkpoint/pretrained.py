@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.checkpoint.contents import Files, local_place, read_stable
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
-from minigpt.checkpoint.opened import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
+from minigpt.checkpoint.read import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
 from minigpt.device import dtype_name
 from minigpt.engine import accelerate
 from minigpt.engine.int8 import why_not_drafted

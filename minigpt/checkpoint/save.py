@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES, write_json
 from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, norm_at, norm_fields, sites_with_other_eps
-from minigpt.checkpoint.opened import misfits
+from minigpt.checkpoint.read import misfits
 from minigpt.checkpoint.replace import replacing
 from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, NormError, listing

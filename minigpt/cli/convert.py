@@ -48,8 +48,8 @@ def convert(
         say(f"reading {recipe.source}", 0)
         if replaces and recipe.place().resolve().is_relative_to(out.resolve() / "checkpoints"):
             raise CheckpointError(f"{recipe.source} would be removed with {out}; give another folder")
-        opened = dataclasses.replace(recipe, device=recipe.device or "cpu").opened()
-        model, tokenizer, settings = opened.model, opened.tokenizer, opened.generation_fields
+        loaded = dataclasses.replace(recipe, device=recipe.device or "cpu").load()
+        model, tokenizer, settings = loaded.model, loaded.tokenizer, loaded.generation_fields
         say(f"writing {out}", 0.5)
         save_pretrained(model, out, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
         if replaces:  # remove what the earlier model has left beside the new one

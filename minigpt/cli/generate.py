@@ -80,15 +80,15 @@ def generate(
     settle_memory()
     with progress() as say:
         say(f"reading {recipe.source}", 0)
-        opened = recipe.opened()
-    from_file = settings_in(opened.generation_fields)
+        loaded = recipe.load()
+    from_file = settings_in(loaded.generation_fields)
     settings = _settings(from_shell, from_file, greedy)
     text = read_standard_input() if prompt == "-" else prompt
     if "max_length" in settings:  # of prompt and text together
         of_both = f"must be given, since {recipe.source} has a max_length for a prompt and its text"
         refuse_if((prompts, "max_new_tokens", of_both))
         most = settings.pop("max_length")
-        settings["max_new_tokens"] = _room(most, text, opened.tokenizer)
+        settings["max_new_tokens"] = _room(most, text, loaded.tokenizer)
     try:
         valid = GenerationSettings(**settings)
         if prompts is None:
@@ -98,7 +98,7 @@ def generate(
             raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
         raise
 
-    model, tokenizer = opened.model, opened.tokenizer
+    model, tokenizer = loaded.model, loaded.tokenizer
     if tokenizer is None:
         raise CheckpointError(f"{recipe.source} has no tokenizer")
     if prompts is not None and out is not None:

@@ -53,7 +53,7 @@ def perplexity(
         if not texts:
             raise GenerationError(f"{text[0]} has no text")
         say(f"reading {recipe.source}", 0)
-        model, tokenizer = recipe.opened(any_architecture=True)[:2]
+        model, tokenizer = recipe.load(any_architecture=True)[:2]
         if tokenizer is None:
             raise CheckpointError(f"{text[0]} needs a tokenizer, and {recipe.source} has none")
 

@@ -34,7 +34,7 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
 
     with progress() as say:
         say(f"reading {recipe.source}", 0)
-        model, tokenizer = recipe.opened(any_architecture=True)[:2]
+        model, tokenizer = recipe.load(any_architecture=True)[:2]
         if tokenizer is None:
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
         ids = rows_of_text(model, tokenizer, text)

@@ -470,10 +470,10 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
     if isinstance(candidate, Candidate):
         return candidate
     if isinstance(candidate, Recipe):
-        opened = candidate.opened(any_architecture=True)
-        fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
-        kind = OurCandidate if isinstance(opened.model, GPT2) else HostCandidate
-        return kind(truth, opened.model, candidate, opened.swapped, fits or None)
+        loaded = candidate.load(any_architecture=True)
+        fits = [SiteFit(site, *fit) for site, fit in loaded.fits.items()]
+        kind = OurCandidate if isinstance(loaded.model, GPT2) else HostCandidate
+        return kind(truth, loaded.model, candidate, loaded.swapped, fits or None)
     if isinstance(candidate, GPT2):
         return OurCandidate(truth, candidate)
     if isinstance(candidate, nn.Module):

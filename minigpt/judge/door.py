@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint import Files, open_checkpoint
+from minigpt.checkpoint import Files, read_checkpoint, read_stable
 from minigpt.checkpoint.contents import state_of, unchanged
 from minigpt.checkpoint.norms import PLAIN_FORM
-from minigpt.checkpoint.opened import only_dtype
+from minigpt.checkpoint.read import only_dtype
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.config import site_names
 from minigpt.device import resolve_dtype
@@ -58,7 +58,7 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
     """
     if architecture_of(place) is not None:
         return _other_source(place, dtype)
-    checkpoint = open_checkpoint(place)
+    checkpoint = read_stable(place, read_checkpoint)
     weights = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     shape, sites = Shape.of(checkpoint.config), site_names(checkpoint.config.n_layer)
     norm = "frozen" if checkpoint.norms == PLAIN_FORM else "fused"

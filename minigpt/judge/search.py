@@ -52,7 +52,7 @@ class SiteSwap:
             self.old = {site: original_norm(norm, model) for site, norm in self.present.items()}
             return
         plain_recipe = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None)
-        plain, tokenizer = plain_recipe.opened(any_architecture=True)[:2]
+        plain, tokenizer = plain_recipe.load(any_architecture=True)[:2]
         self.old = host_of(plain).norms()
         if recipe.fit is not None:
             self.fit_rows = rows_of_text(model, cast("Tokenizer", tokenizer), recipe.fit)

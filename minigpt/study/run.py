@@ -145,7 +145,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     }  # fmt: skip
     if training is None:
         if study.metrics:
-            yield from _metrics(study.metrics, *swapped.opened(any_architecture=True)[:2])
+            yield from _metrics(study.metrics, *swapped.load(any_architecture=True)[:2])
         return
     from minigpt.study.training import arguments, finetune, optimizer_facts
 

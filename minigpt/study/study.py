@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from minigpt import norms
-from minigpt.checkpoint import open_checkpoint
+from minigpt.checkpoint import read_checkpoint, read_stable
 from minigpt.checkpoint.norms import Pairs
 from minigpt.choices import KEEP, check_option, words_of
 from minigpt.device import resolve_device, software
@@ -193,7 +193,7 @@ def takes_text(norm: str) -> bool:
 
 def _own_norms(recipe: Recipe) -> Pairs:
     """Return the norms that the checkpoint's config.json names, by patterns of sites."""
-    return [] if architecture_of(recipe.place()) else open_checkpoint(recipe.place()).norms
+    return [] if architecture_of(recipe.place()) else read_stable(recipe.place(), read_checkpoint).norms
 
 
 def _is_plain(recipe: Recipe) -> bool:

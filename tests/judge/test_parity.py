@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import MiniGPTError, NormError
-from minigpt.checkpoint.opened import Checkpoint, read_checkpoint
+from minigpt.checkpoint.read import Checkpoint, read_checkpoint
 from minigpt.report.numerals import brief
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
@@ -196,7 +196,7 @@ def test_a_fault_in_our_loading_shows(folder: Path, monkeypatch: pytest.MonkeyPa
             actual, tensors=actual.tensors | {one: actual.tensors[other], other: actual.tensors[one]}
         )
 
-    monkeypatch.setattr("minigpt.checkpoint.opened.read_checkpoint", mistaken)
+    monkeypatch.setattr("minigpt.checkpoint.read.read_checkpoint", mistaken)
     report = judge(folder)
     assert not report.passed
     assert report.bitwise.equal is False

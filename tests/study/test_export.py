@@ -5,7 +5,7 @@ import torch
 import transformers
 
 import minigpt
-from minigpt.checkpoint import open_checkpoint
+from minigpt.checkpoint import read_checkpoint, read_stable
 from minigpt.checkpoint.save import save_frozen
 
 
@@ -34,7 +34,7 @@ def test_transformers_loads_frozen_norms(tmp_path, caplog):
     for logits in (ours, loaded):
         assert (logits - truth).square().mean().sqrt() <= 2 * floor
     assert type(again.ln_f).__name__ == "FrozenLayerNorm"
-    assert open_checkpoint(tmp_path).norms == [("*", "frozen")]
+    assert read_stable(tmp_path, read_checkpoint).norms == [("*", "frozen")]
 
 
 def test_parity_judges_the_plain_form_as_its_own_original(tmp_path):

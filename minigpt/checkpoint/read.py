@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.contents import CONFIG, Files, quantized, read_stable
+from minigpt.checkpoint.contents import CONFIG, Files, quantized
 from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
@@ -41,25 +41,16 @@ class Checkpoint:
     norms: Pairs
 
 
-def open_checkpoint(place: Path) -> Checkpoint:
-    """Read the checkpoint in a folder or file. If another process saves there meanwhile, read it again.
-
-    Raises:
-        CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
-        ConfigError: if the config cannot be honoured.
-    """
-    return read_stable(place, read_checkpoint)
-
-
 def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
-    """Return the content of a checkpoint's files.
+    """Return the content of a checkpoint's files. ``read_stable`` reads again if another process saves there meanwhile.
 
     Args:
         known_ids: number of ids that the tokenizer knows. A vocabulary that is padded to a multiple, e.g. 50,304, has
             more ids than stand for text. 0 if there is no tokenizer.
 
     Raises:
-        CheckpointError, ConfigError: as ``open_checkpoint``.
+        CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
+        ConfigError: if the config cannot be honoured.
     """
     source_tensors, trainer_fields = files.tensors()
     form, tensors = converted(source_tensors, files.place)
