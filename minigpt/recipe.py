@@ -206,7 +206,8 @@ class Recipe:
     def _opened_as_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
         """Return the model with the recipe's norms, and the sites at which they stand."""
         from minigpt.checkpoint.pretrained import load_model
-        from minigpt.device import resolve_device, resolve_dtype
+        from minigpt.device import resolve_device
+        from minigpt.precision import resolve_dtype
         from minigpt.swap import center_writers
 
         model = load_model(
@@ -221,7 +222,8 @@ class Recipe:
     def _opened_by_transformers(self, place: Path, architecture: str) -> "tuple[Any, list[str]]":
         """Return transformers' model of another architecture with the recipe's norms, and their sites."""
         from minigpt.checkpoint.transformers_model import load_with_transformers
-        from minigpt.device import resolve_device, resolve_dtype
+        from minigpt.device import resolve_device
+        from minigpt.precision import resolve_dtype
         from minigpt.swap import match_sites, swap_norms
 
         self.check_architecture(architecture)

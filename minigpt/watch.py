@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from minigpt.device import product_precision, set_product_precision
+from minigpt.precision import product_precision, set_product_precision
 
 
 def _working_directory() -> str | None:

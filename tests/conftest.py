@@ -56,7 +56,7 @@ def seed() -> None:
 @pytest.fixture(autouse=True)
 def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that is run inside this process does not set up what belongs to a process of its own."""
-    monkeypatch.setattr("minigpt.device.settle_memory", lambda: None)
+    monkeypatch.setattr("minigpt.machine.settle_memory", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
-from minigpt.device import HAS_ONEDNN
 from minigpt.engine import accelerate
+from minigpt.machine import HAS_ONEDNN
 from minigpt.model.mlp import Conv1D
 
 SMALL = {

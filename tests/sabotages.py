@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.device import HALVES
 from minigpt.norms import LayerNorm
 from minigpt.norms.variants import RMSNorm
+from minigpt.precision import HALVES
 
 Method = Callable[[Any, Tensor], Any]
 MISTAKES: dict[type[LayerNorm], tuple[str, ...]] = {}  # and how each of the diagnoses begins

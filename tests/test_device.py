@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from minigpt import ConfigError
-from minigpt.device import DTYPES, ENVIRONMENT, dtype_name, resolve_device, resolve_dtype, settle_memory
+from minigpt.device import resolve_device
+from minigpt.machine import ENVIRONMENT, settle_memory
+from minigpt.precision import DTYPES, dtype_name, resolve_dtype
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES.items())

@@ -15,9 +15,10 @@ from rich.text import Text
 from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.device import HAS_BFLOAT16, Progress, Steps, processor_name, software
 from minigpt.errors import ConfigError
+from minigpt.machine import HAS_BFLOAT16, processor_name, software
 from minigpt.model import GPT2
+from minigpt.progress import Progress, Steps
 from minigpt.recipe import from_pretrained
 
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")

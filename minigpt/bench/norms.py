@@ -19,8 +19,11 @@ from torch import Tensor, nn
 
 from minigpt import norms
 from minigpt.bench.contestant import in_turns
-from minigpt.device import Progress, Steps, dtype_name, finish, require_values, resolve_device, resolve_dtype, versions
+from minigpt.device import finish, require_values, resolve_device
 from minigpt.errors import ConfigError
+from minigpt.machine import versions
+from minigpt.precision import dtype_name, resolve_dtype
+from minigpt.progress import Progress, Steps
 
 WIDTHS = (768, 1024, 1280, 1600)
 ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}

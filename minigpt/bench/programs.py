@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.device import settle_memory
 from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.kernel import path_of
 from minigpt.engine.parts import head_rows
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
+from minigpt.machine import settle_memory
 from minigpt.model import GPT2
 from minigpt.model.masking import left_padded
 from minigpt.recipe import from_pretrained

@@ -12,7 +12,6 @@ from minigpt import norms
 from minigpt.checkpoint.contents import Files, local_place, read_stable
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.read import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
-from minigpt.device import dtype_name
 from minigpt.engine import accelerate
 from minigpt.engine.int8 import why_not_drafted
 from minigpt.engine.kernel import path_of
@@ -21,6 +20,7 @@ from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm, as_calibration
 from minigpt.norms.record import record_of
+from minigpt.precision import dtype_name
 from minigpt.swap.sites import require_own_parameters
 
 

@@ -14,8 +14,8 @@ from minigpt.checkpoint.contents import CONFIG, Files, quantized
 from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
-from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import CheckpointError, ConfigError, listing
+from minigpt.precision import DTYPES, dtype_name
 
 _WRAPPERS = re.compile(r"(?:(?:module|_orig_mod)\.)*(?:transformer\.)?")  # of DataParallel, of torch.compile
 # Heads beside a language model's: of TRL's reward models, and of transformers' other GPT-2 classes.

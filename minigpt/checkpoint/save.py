@@ -15,13 +15,13 @@ from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENI
 from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, norm_at, norm_fields, sites_with_other_eps
 from minigpt.checkpoint.read import misfits
 from minigpt.checkpoint.replace import replacing
-from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, NormError, listing
 from minigpt.files import as_path
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
+from minigpt.precision import dtype_name
 from minigpt.swap import swap_norms
 
 MAX_SHARD_BYTES = 5 * 10**9

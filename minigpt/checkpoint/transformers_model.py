@@ -13,9 +13,9 @@ from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
 from minigpt.checkpoint.sizes import check_config, check_memory
-from minigpt.device import dtype_name
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.host import Shape, norm_sites
+from minigpt.precision import dtype_name
 
 
 def load_with_transformers(

@@ -73,9 +73,9 @@ def generate(
         (prompts and (prompt or json), "prompts", "cannot go with a PROMPT or --json; it writes JSON lines to --out"),
     )
     from minigpt.checkpoint.norms import described_norms
-    from minigpt.device import settle_memory
     from minigpt.generation.decode import complete_texts, stream_text
     from minigpt.generation.promptfile import TextFile
+    from minigpt.machine import settle_memory
 
     settle_memory()
     with progress() as say:

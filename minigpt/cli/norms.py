@@ -43,9 +43,9 @@ def norms(
 
         Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
-    from minigpt.device import resolve_dtype
     from minigpt.norms import available
     from minigpt.norms.registry import KINDS
+    from minigpt.precision import resolve_dtype
 
     if check is None:
         refuse_others(given, LISTS, "is for --check NAME")

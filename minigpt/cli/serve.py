@@ -43,7 +43,7 @@ def serve(
         from minigpt.serve.run import is_loopback, listen, run
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    from minigpt.device import settle_memory
+    from minigpt.machine import settle_memory
 
     is_local = is_loopback(host)
     refuse_if(

@@ -13,8 +13,8 @@ from minigpt.conformance.cases import BOUND, Input, gradients
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.subject import OTHER_EPS, Built, Subject, Unsupported
 from minigpt.conformance.truth import far_from_zero, ordinary
-from minigpt.device import HALVES, dtype_name
 from minigpt.errors import NormError
+from minigpt.precision import HALVES, dtype_name
 
 BEHAVIOUR_CASES: list[Case] = []
 EXACTLY = "the numbers must be the same: nothing is rounded"

@@ -10,10 +10,10 @@ import torch
 
 from minigpt.conformance.compare import Outcome
 from minigpt.conformance.subject import Subject, Unsupported
-from minigpt.device import DTYPES
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.packages import NotSupported
+from minigpt.precision import DTYPES
 from minigpt.report.numerals import brief
 
 

@@ -12,11 +12,11 @@ from minigpt.conformance.case import Axis, Case
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import ORDINARY, PERIOD, PRECISIONS, ROW_KINDS, RowKind, by_columns
-from minigpt.device import HALVES
 from minigpt.errors import NormError
 from minigpt.host import ways_of_rounding
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.packages import NotSupported
+from minigpt.precision import HALVES
 
 # Those around the powers of two that kernels are written for, GPT-2's, and one that no block of a kernel divides
 POWERS = [power + side for power in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192) for side in (-1, 0, 1)]

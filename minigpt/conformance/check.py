@@ -17,13 +17,16 @@ from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALU
 from minigpt.conformance.diagnosis import Diagnosis, diagnoses
 from minigpt.conformance.remarks import remarks, second_derivatives
 from minigpt.conformance.subject import EPS, Subject
-from minigpt.device import DTYPES, Progress, Steps, full_products, require_values, resolve_device, software
+from minigpt.device import require_values, resolve_device
 from minigpt.errors import NormError
 from minigpt.files import finite
+from minigpt.machine import software
 from minigpt.norms import NormSpec, notes
 from minigpt.norms.build import claim_of
 from minigpt.norms.foreign.arrays import with_arrays
 from minigpt.norms.registry import KINDS, require_on
+from minigpt.precision import DTYPES, full_products
+from minigpt.progress import Progress, Steps
 from minigpt.watch import watched
 
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype

@@ -25,8 +25,8 @@ from minigpt.conformance.found import (
 from minigpt.conformance.rounding import otherwise_rounded
 from minigpt.conformance.subject import EPS, Subject
 from minigpt.conformance.truth import FAR_FROM_ZERO, ORDINARY
-from minigpt.device import DTYPES, HALVES
 from minigpt.errors import RAISED
+from minigpt.precision import DTYPES, HALVES
 
 FAR = 100  # times the bound is no accident
 

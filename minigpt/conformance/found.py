@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from minigpt.conformance.case import Axis, CaseResult
-from minigpt.device import DTYPES
+from minigpt.precision import DTYPES
 
 FEW, MOST = 6, 3  # items that are listed, and patterns
 UNKNOWN = "no known mistake fits"

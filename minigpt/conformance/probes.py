@@ -11,7 +11,7 @@ from torch import Tensor
 from minigpt.conformance.mistakes import TABLES, formula, true_norm
 from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
-from minigpt.device import HALVES, dtype_name
+from minigpt.precision import HALVES, dtype_name
 
 LIMIT = 1e-4  # a formula explains a norm's outputs to this relative accuracy
 PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)}

@@ -16,9 +16,9 @@ from minigpt.conformance.mistakes import true_norm
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
-from minigpt.device import HALVES, dtype_name
 from minigpt.errors import RAISED
 from minigpt.host import probe_norm
+from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief
 
 Results = Sequence[CaseResult]

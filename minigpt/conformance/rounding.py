@@ -14,7 +14,7 @@ from torch import Tensor
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import EPS, Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
-from minigpt.device import dtype_name
+from minigpt.precision import dtype_name
 
 SHOWS = 0.2  # of a rounding: a right norm in another order of sums is closer to the right bits
 TOO_FEW = "it computes in too few bits for {dtype} input: "

@@ -13,12 +13,12 @@ from torch import Generator, Tensor, nn
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, Truth, Weights, gradient_truth, truth
-from minigpt.device import DTYPES, dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.foreign.locate import locate
+from minigpt.precision import DTYPES, dtype_name
 
 EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
 NEEDED = (64, 768, 1024, 1280, 1600)  # widths of GPT-2s; a norm may refuse others

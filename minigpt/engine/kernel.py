@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from minigpt.device import IS_AMD
 from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear, FastMLP, is_watched
+from minigpt.machine import IS_AMD
 from minigpt.model.gpt2 import Block
 from minigpt.model.mlp import Conv1D, gelu_new, gelu_tanh
 from minigpt.norms.frozen import FrozenLayerNorm

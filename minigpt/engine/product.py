@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.device import HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
+from minigpt.machine import HAS_ONEDNN, PREFERS_ONEDNN, SLOW_HALVES
 
 PIECE = 2048  # columns of a weight whose float32 copy stays in the cache until it is multiplied
 

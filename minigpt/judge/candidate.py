@@ -16,7 +16,6 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from minigpt.device import DTYPES, HALVES, dtype_name
 from minigpt.engine.reader import Reader
 from minigpt.errors import RAISED, CheckpointError, ConfigError, NormError, listing
 from minigpt.files import require_file
@@ -30,6 +29,7 @@ from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.registry import KINDS
+from minigpt.precision import DTYPES, HALVES, dtype_name
 from minigpt.recipe import Recipe, differences
 from minigpt.report.fields import SiteFit
 from minigpt.swap import match_sites

@@ -15,11 +15,11 @@ from minigpt.checkpoint.norms import PLAIN_FORM
 from minigpt.checkpoint.read import only_dtype
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.config import site_names
-from minigpt.device import resolve_dtype
 from minigpt.generation import prompt_ids
 from minigpt.host import Shape, host_of
 from minigpt.model.inputs import check_rows
 from minigpt.model.masking import left_padded
+from minigpt.precision import resolve_dtype
 
 __all__ = [
     "Source", "architecture_of", "check_prompt", "left_padded", "load_with_transformers", "open_source", "prompt_ids",

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minigpt.device import dtype_name
 from minigpt.errors import MiniGPTError, listing
 from minigpt.judge.reference import Recorder, Reference
 from minigpt.judge.truth import Truth
+from minigpt.precision import dtype_name
 
 # Dtypes with a wider range than float16, in the order in which they are tried.
 WIDER = {

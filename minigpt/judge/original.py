@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from minigpt.device import Progress, Steps, dtype_name, require_values, resolve_device, versions
+from minigpt.device import require_values, resolve_device
 from minigpt.engines.engine import Engine
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.candidate import FileCandidate, candidate_of, gradient_texts
@@ -25,8 +25,11 @@ from minigpt.judge.reference import Recorder, Reference, judging, milliseconds
 from minigpt.judge.rules import decide, parse_budget
 from minigpt.judge.truth import TrueNorm, Truth, load_truth
 from minigpt.judge.verdict import Judgement
+from minigpt.machine import versions
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup
+from minigpt.precision import dtype_name
+from minigpt.progress import Progress, Steps
 from minigpt.recipe import OPTIONS, Recipe, check_names
 from minigpt.report.numerals import brief
 from minigpt.report.parity_report import ParityReport

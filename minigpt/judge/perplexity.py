@@ -11,7 +11,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from minigpt.device import Progress, dtype_name
 from minigpt.engine import reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
@@ -19,6 +18,8 @@ from minigpt.host import Shape, host_of
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
 from minigpt.model.inputs import check_known
+from minigpt.precision import dtype_name
+from minigpt.progress import Progress
 from minigpt.tokenizer import Tokenizer
 
 JSON_LINES = (".jsonl", ".ndjson")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from minigpt.device import dtype_name
 from minigpt.errors import MiniGPTError
 from minigpt.judge.measures import Distance
 from minigpt.judge.reference import Reference
 from minigpt.judge.truth import Truth
+from minigpt.precision import dtype_name
 from minigpt.report.fields import Precision
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.device import HALVES, dtype_name, finish, full_products
+from minigpt.device import finish
 from minigpt.errors import CheckpointError, MiniGPTError, listing
 from minigpt.host import COMPILED, Float64, Shape, host_of, uncompiled
 from minigpt.judge.door import (
@@ -27,6 +27,7 @@ from minigpt.judge.door import (
     raw_source,
 )
 from minigpt.judge.truth import Sample
+from minigpt.precision import HALVES, dtype_name, full_products
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers
 BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than for one

@@ -16,11 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from minigpt.device import dtype_name, resolve_device, resolve_dtype
+from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.files import replaced, require_file
 from minigpt.host import Float64, NormSite, Shape, exact_norm
 from minigpt.judge.measures import Distance
+from minigpt.precision import dtype_name, resolve_dtype
 from minigpt.tokenizer import Tokenizer
 
 VERSION = 6  # of the file

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.device import dtype_name
 from minigpt.errors import ConfigError
 from minigpt.judge.candidate import Candidate, HostCandidate, Reading
 from minigpt.judge.gradients import gradient_errors
@@ -22,6 +21,7 @@ from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.stored import Stored
 from minigpt.judge.truth import Sample, Truth
 from minigpt.norms.registry import require_on
+from minigpt.precision import dtype_name
 from minigpt.report import fields
 from minigpt.report.parity_report import ParityReport
 

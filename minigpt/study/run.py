@@ -12,13 +12,15 @@ from typing import Any
 from torch import nn
 
 from minigpt.checkpoint.contents import known_files
-from minigpt.device import Progress, resolve_device, software, versions
+from minigpt.device import resolve_device
 from minigpt.errors import RAISED, ConfigError, MiniGPTError, NormError
 from minigpt.files import Lines, finite, hash_file, write_atomically
 from minigpt.judge.original import Original, read_original
+from minigpt.machine import software, versions
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import code_files, last_line
 from minigpt.norms.foreign.locate import locate as locate_code
+from minigpt.progress import Progress
 from minigpt.recipe import Recipe
 from minigpt.report.fields import perplexities
 from minigpt.report.numerals import duration

@@ -21,10 +21,11 @@ from minigpt import norms
 from minigpt.checkpoint import read_checkpoint, read_stable
 from minigpt.checkpoint.norms import Pairs
 from minigpt.choices import KEEP, check_option, words_of
-from minigpt.device import resolve_device, software
+from minigpt.device import resolve_device
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json, read_text
 from minigpt.judge.door import architecture_of, open_source
+from minigpt.machine import software
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import code_files
 from minigpt.norms.foreign.locate import locate as locate_code

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.device import versions
+from minigpt.machine import versions
 
 NORMS = ("fused", "no_affine", "rms", "no_scale", "dyt", "hardtanh", "frozen")
 RESULT = Path("docs/results/attention.json")

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import minigpt
-from minigpt.device import processor_name
 from minigpt.files import write_atomically
+from minigpt.machine import processor_name
 from minigpt.report.diagnosis import diagnosis_lines, precision_line
 from minigpt.report.parts import checked
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from minigpt.conformance import check_norm
 from minigpt.conformance.subject import EPS, Built, Subject
 from minigpt.conformance.truth import normal
-from minigpt.device import DTYPES
 from minigpt.errors import RAISED, MiniGPTError
 from minigpt.norms.foreign.arrays import arrays_of, with_arrays
+from minigpt.precision import DTYPES
 
 ROWS, WIDTH = 24, 768
 CASES = ("values",)  # of the kit: what the verdict is about

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from minigpt.device import processor_name
 from minigpt.files import write_atomically
+from minigpt.machine import processor_name
 
 HERE = Path(__file__).parent
 GROUPS = {  # what to install beside the active environment

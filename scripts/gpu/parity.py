@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import minigpt
-from minigpt.device import dtype_name, full_products
 from minigpt.judge.reference import judging
+from minigpt.precision import dtype_name, full_products
 from minigpt.report.fields import MOST_NOISE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -32,8 +32,9 @@ from gpu.norms import norms
 from gpu.parity import failures, parity, verdicts
 from gpu.tiles import tiles
 
-from minigpt.device import resolve_device, software, versions
+from minigpt.device import resolve_device
 from minigpt.errors import ConfigError
+from minigpt.machine import software, versions
 
 PARTS: dict[str, Callable[[dict[str, Any], torch.device, bool], Iterator[str]]] = {
     "parity": parity, "norms": norms, "decode": decode, "tiles": tiles,

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import minigpt
 from minigpt import GPT2, CheckpointError, GPT2Config, NormError, Tokenizer
-from minigpt.device import DTYPES
+from minigpt.precision import DTYPES
 
 
 @pytest.fixture(scope="module")

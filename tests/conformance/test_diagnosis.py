@@ -14,7 +14,7 @@ from minigpt.conformance.backward import BACKWARD_PROBES, wrong_gradient
 from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES, deviation_of, formula, slope, true_norm
 from minigpt.conformance.probes import agreed, closest_formula, structure, symptoms
 from minigpt.conformance.subject import Subject
-from minigpt.device import DTYPES, HALVES
+from minigpt.precision import DTYPES, HALVES
 
 # torch.compile would trace the shape checks, and some norms here return other shapes on purpose
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("unchecked")]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from minigpt import LayerNorm, norms
 from minigpt.conformance import ConformanceReport, check_norm
-from minigpt.device import DTYPES, HALVES
+from minigpt.precision import DTYPES, HALVES
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from helpers import assert_within, needs_onednn, random_ids, rms, small_model
 
 import minigpt.engine.product
-from minigpt.device import HALVES
 from minigpt.engine.product import PIECE, product
+from minigpt.precision import HALVES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt import LayerNorm, NormError, norms, swap_norms
-from minigpt.device import HALVES
 from minigpt.norms import registry
 from minigpt.norms.frozen import FrozenLayerNorm
+from minigpt.precision import HALVES
 from minigpt.swap import fit_norms
 
 EXACT = ("fused", "textbook")

@@ -6,7 +6,7 @@ import pytest
 from checkpoints import reference, saved, tiny_bpe
 
 import minigpt
-from minigpt.device import Steps
+from minigpt.progress import Steps
 from minigpt.report.numerals import brief, percent
 
 

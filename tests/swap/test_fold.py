@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from minigpt import LayerNorm, NormError, from_pretrained, save_pretrained, swap_norms
-from minigpt.device import HALVES
+from minigpt.precision import HALVES
 from minigpt.swap import fit_norms, fold_norms
 
 EXACT = 1e-12  # of the largest logit, in float64

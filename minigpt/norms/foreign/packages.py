@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigpt.device import dtype_name
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.locate import last_line
+from minigpt.precision import dtype_name
 
 # Submodules in which packages keep their from_dlpack
 PLACES = ("", ".core", ".dlpack", ".utils.dlpack", ".experimental.dlpack")

@@ -1,0 +1,72 @@
+"""The machine: what its processor can do, how the process keeps memory, and versions for a report."""
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minigpt.precision import HALVES
+from minigpt.version import __version__
+
+_INFO = Path("/proc/cpuinfo")  # of Linux: "model name      : AMD EPYC ..." of each processor
+_CPU: dict[str, str] = {}
+if _INFO.exists():
+    _CPU.update(re.findall(r"(.+?)\s*: (.+)", _INFO.read_text()))
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+# MKL keeps its best kernels to Intel's own processors. oneDNN has them for AMD's, from AVX-512 on.
+IS_AMD = "AuthenticAMD" in _CPU.get("vendor_id", platform.processor())
+PREFERS_ONEDNN = HAS_ONEDNN and IS_AMD and torch.cpu._is_avx512_supported()
+HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # instructions for it
+
+_KNOWN = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it
+    torch.bfloat16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    torch.float16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+}
+_IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+# But for a few rows and a weight that lies by rows, the library takes many times float32's time for these.
+SLOW_HALVES = tuple(dtype for dtype in HALVES if _IS_X86 and not _KNOWN[dtype])
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: the largest piece that it does not give back at once
+ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32", "THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def processor_name() -> str:
+    """Return the name of the processor where the system tells it, else the name of its kind."""
+    return _CPU.get("model name", platform.machine())
+
+
+def settle_memory() -> None:
+    """Keep freed memory, use large pages for tensors, and limit the programs that oneDNN keeps.
+
+    On Linux with glibc, freed memory stays with the process. Otherwise the next layer asks the system for the same
+    pages again, which takes a tenth of the time of a long prompt. PyTorch's large tensors get pages of 2 MiB, which
+    were read up to 1.7 times as fast as pages of 4 KiB. oneDNN keeps its compiled programs for 32 shapes, and not for
+    every length of a prompt. Variables that the environment already has keep their values. Call it before the first
+    tensor.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with contextlib.suppress(TypeError, AttributeError, OSError):  # another system, another library
+        mallopt = ctypes.CDLL(None).mallopt
+        for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            mallopt(threshold, 2**30)
+
+
+def software(*packages: str) -> dict[str, Any]:
+    """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
+    common = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
+    return common | {name: version(name) if find_spec(name) else None for name in packages}
+
+
+def versions(device: torch.device) -> dict[str, Any]:
+    """Return the versions, the hardware and the threads of a verdict."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}

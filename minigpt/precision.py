@@ -1,0 +1,61 @@
+"""Dtypes, and how precise a float32 product is."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from minigpt.choices import DTYPE_NAMES, check_option
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
+HALVES = (torch.bfloat16, torch.float16)
+_backends: Any = torch.backends
+_PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
+
+
+def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return the torch dtype of a name; None, "the checkpoint's own", stays None.
+
+    Raises:
+        ConfigError: if the dtype is not one of float32, bfloat16, float16 and float64.
+    """
+    if dtype is not None and dtype not in DTYPES.values():
+        check_option("dtype", dtype, DTYPE_NAMES)
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def product_precision() -> tuple[str | None, ...]:
+    """Return how precise float32 products are: PyTorch's old setting, and its new ones on a GPU and a CPU.
+
+    The old one is None while it differs from the new ones, since it cannot be read then.
+    """
+    older = None
+    with contextlib.suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    return older, *(backend.fp32_precision for backend in _PRODUCTS)
+
+
+def set_product_precision(precisions: tuple[str | None, ...]) -> None:
+    """Restore what ``product_precision`` returned."""
+    older, *newer = precisions
+    torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
+    for backend, precision in zip(_PRODUCTS, newer, strict=True):
+        backend.fp32_precision = precision
+
+
+@contextlib.contextmanager
+def full_products() -> Iterator[None]:
+    """Compute float32 products in full: no TF32 on a GPU, no bfloat16 on a CPU, no autocast on either."""
+    before = product_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        set_product_precision(before)
