@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.checkpoint.contents import MODEL_TYPE
 from minigpt.errors import NormError, listing
-from minigpt.host import host_of
+from minigpt.host import host_of, unwrapped
 from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import other_eps
 
@@ -99,11 +99,6 @@ def require_registered(norm: Any) -> None:
                 f"config.json asks for the norm {name!r}, which is not a registered one, and code is not run because a "
                 f"file names it; if you trust it, ask for it yourself: --norm, or from_pretrained(..., norm={norm!r})"
             )
-
-
-def unwrapped(norm: nn.Module) -> nn.Module:
-    """Return the norm that torch.compile has wrapped, or the norm itself."""
-    return getattr(norm, "_orig_mod", norm)
 
 
 def sites_with_other_eps(model: GPT2) -> dict[str, list[float]]:

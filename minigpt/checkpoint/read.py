@@ -15,9 +15,10 @@ from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError, listing
+from minigpt.host import uncompiled
 from minigpt.precision import DTYPES, dtype_name
 
-_WRAPPERS = re.compile(r"(?:(?:module|_orig_mod)\.)*(?:transformer\.)?")  # of DataParallel, of torch.compile
+_WRAPPERS = re.compile(r"(?:module\.)*(?:transformer\.)?")  # of DataParallel; of transformers' GPT-2 with a head
 # Heads beside a language model's: of TRL's reward models, and of transformers' other GPT-2 classes.
 _OTHER_HEADS = re.compile(r"(v_head|score|classifier|qa_outputs|multiple_choice_head)\..*")
 
@@ -95,7 +96,9 @@ def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:
     Raises:
         CheckpointError: if parts of one parameter do not fit together.
     """
-    plain = {_WRAPPERS.sub("", name, count=1): tensor for name, tensor in source_tensors.items()}
+    plain: Tensors = {}
+    for name, tensor in source_tensors.items():
+        plain[_WRAPPERS.sub("", uncompiled(name), count=1)] = tensor
     if heads := [name for name in plain if _OTHER_HEADS.fullmatch(name)]:
         _warn(f"{place}: left out {listing(heads)}, since a language model has no such head, as transformers does")
     form = recognise(plain)

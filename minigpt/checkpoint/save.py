@@ -17,6 +17,7 @@ from minigpt.checkpoint.read import misfits
 from minigpt.checkpoint.replace import replacing
 from minigpt.errors import CheckpointError, NormError, listing
 from minigpt.files import as_path
+from minigpt.host import uncompiled
 from minigpt.model import GPT2
 from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm
@@ -165,7 +166,7 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
 
 
 def _saved_name(name: str) -> str:
-    name = name.replace("_orig_mod.", "")  # of what torch.compile has wrapped
+    name = uncompiled(name)
     return name if name.startswith("lm_head.") else PREFIX + name
 
 
