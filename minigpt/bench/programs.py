@@ -10,9 +10,9 @@ from minigpt.engine.kernel import path_of
 from minigpt.engine.parts import head_rows
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
+from minigpt.inputs import left_padded
 from minigpt.machine import settle_memory
 from minigpt.model import GPT2
-from minigpt.model.masking import left_padded
 from minigpt.recipe import from_pretrained
 
 Prompts = list[list[int]]

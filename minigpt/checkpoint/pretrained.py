@@ -16,8 +16,8 @@ from minigpt.engine import accelerate
 from minigpt.engine.int8 import why_not_drafted
 from minigpt.engine.kernel import path_of
 from minigpt.errors import NormError
+from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm, as_calibration
 from minigpt.norms.record import record_of
 from minigpt.precision import dtype_name

@@ -15,11 +15,12 @@ from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENI
 from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, norm_at, norm_fields, sites_with_other_eps
 from minigpt.checkpoint.read import misfits
 from minigpt.checkpoint.replace import replacing
+from minigpt.engine.parts import quantize_of
 from minigpt.errors import CheckpointError, NormError, listing
 from minigpt.files import as_path
 from minigpt.host import uncompiled
+from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 from minigpt.precision import dtype_name
@@ -67,8 +68,9 @@ def save_pretrained(
     check_gpt2(model)
     check_weights(model, "save", CheckpointError)
     place = as_path(directory, "directory", CheckpointError)
-    if model.quantize is not None:
-        raise CheckpointError(f"{model.quantize} weights cannot be saved; keep the checkpoint that they come from")
+    quantize = quantize_of(model)
+    if quantize is not None:
+        raise CheckpointError(f"{quantize} weights cannot be saved; keep the checkpoint that they come from")
     tensors, norms = _saved_tensors(model), norm_fields(model)
     _require_whole(model, tensors, norms.get("norm", []))
     if others := sites_with_other_eps(model):

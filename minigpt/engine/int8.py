@@ -15,10 +15,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from minigpt.choices import check_quantize
 from minigpt.engine import kernel
 from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
-from minigpt.engine.parts import FastGPT2, affine_layers, head_rows
+from minigpt.engine.parts import FastGPT2, affine_layers, arithmetic_of, head_rows, quantize_of
 from minigpt.errors import ConfigError, kind_of
+from minigpt.inputs import check_gpt2
 from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2
 
 CACHED_BYTES = 64 << 20  # of weights that are fast to read, so that drafts save nothing
 SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
@@ -93,7 +93,7 @@ def quantize_int8(model: GPT2) -> GPT2:
             that is not finite; or if there is no kernel. Nothing has been changed then.
     """
     check_gpt2(model)
-    check_quantize("int8", model.arithmetic)
+    check_quantize("int8", arithmetic_of(model))
     if not isinstance(model, FastGPT2):
         raise ConfigError(f"model must be what minigpt.engine.accelerate returns, got a {kind_of(model)}")
     if model.quantize is not None:
@@ -132,7 +132,7 @@ def drafter_of(model: GPT2) -> StepKernel:
     Raises:
         ConfigError: if the kernel does not serve the model, or its weights are int8 or not finite.
     """
-    reason = "the model is int8 itself" if model.quantize else kernel.why_not(model)
+    reason = "the model is int8 itself" if quantize_of(model) else kernel.why_not(model)
     if reason:
         raise ConfigError(f'draft="int8" needs a model in float32 or bfloat16 and the decoding kernel: {reason}')
     return StepKernel(model, _kept_panels)

@@ -12,8 +12,8 @@ from torch.nn.modules import module as global_hooks
 
 from minigpt.engine.product import product
 from minigpt.errors import ConfigError
-from minigpt.model.attention import CausalSelfAttention
-from minigpt.model.cache import KVCache, LayerCache
+from minigpt.model.attention import CausalSelfAttention, Keys
+from minigpt.model.cache import KVCache
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.mlp import MLP, Conv1D, gelu_new, gelu_tanh
 
@@ -45,18 +45,8 @@ class FastMLP(MLP):
 class FastAttention(CausalSelfAttention):
     """Attention that leaves keys and values in the cache as they are."""
 
-    def forward(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Float[Tensor, "batch seq embd"]:
-        batch, seq, _ = x.shape
-        qkv = self.c_attn(x).view(batch, seq, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
-        q, k, v = qkv.unbind()
-        if cache is not None:
-            k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D), views of the cache
-        attend = self.sdpa if self.attention == "sdpa" else self.eager
-        y = attend(q, k, v, mask)
-        y = y.transpose(1, 2).reshape(batch, seq, -1).contiguous()  # (B, H, T, D) -> (B, T, C)
-        return self.resid_dropout(self.c_proj(y))
+    def laid_out(self, keys: Keys) -> Keys:
+        return keys
 
 
 class FastGPT2(GPT2):
@@ -74,6 +64,9 @@ class FastGPT2(GPT2):
     def quantize(self) -> str | None:
         """ "int8" if the head has int8 weights, else None."""
         return "int8" if hasattr(self._modules.get("lm_head"), "panels") else None
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits for the last norm's output. A tied head is the token embedding, except in int8."""
@@ -115,10 +108,20 @@ def plain(model: Model) -> Model:
     Raises:
         ConfigError: if the weights are int8: load the model again instead.
     """
-    if getattr(model, "quantize", None) is not None:
+    if quantize_of(model) is not None:
         raise ConfigError("model must have its original weights, got int8 weights; load it again")
     _exchange(model, PLAINER)
     return model
+
+
+def arithmetic_of(model: nn.Module) -> str:
+    """Return "fast" for a model that ``accelerate`` has returned, else "reference": transformers' own operations."""
+    return getattr(model, "arithmetic", "reference")
+
+
+def quantize_of(model: nn.Module) -> str | None:
+    """Return "int8" for a model whose weights that multiply are rounded, else None."""
+    return getattr(model, "quantize", None)
 
 
 def head_rows(model: GPT2) -> Float[Tensor, "vocab embd"]:

@@ -126,8 +126,8 @@ class Reader:
         if len({*starts}) > 1 or (starts[0] > 0 and ids.shape[1] > 1):
             mask = (torch.arange(total, device=device) <= columns[..., None])[:, None]  # (B, 1, T, S)
         positions = columns.clamp(max=self.model.config.n_positions - 1)  # of padding
-        x, _ = self.model.embed(ids, None, positions, None)
-        return self.model.run(x, mask, RowsOfCache(self.store, rows, starts, counts, total))
+        x = self.model.embed(ids, positions)
+        return self.model.run(x, positions, mask, RowsOfCache(self.store, rows, starts, counts, total))
 
 
 class RowsOfCache(NamedTuple):

@@ -15,8 +15,8 @@ from minigpt.errors import GenerationError
 from minigpt.generation.processors import Logits, TextSoFar
 from minigpt.generation.row import Row
 from minigpt.generation.settings import FROM_CONFIG, GenerationSettings, Options, parse_settings
+from minigpt.inputs import check_ids, check_known
 from minigpt.model import GPT2
-from minigpt.model.inputs import check_ids, check_known
 
 BLOCK = 256  # scores whose maximum is computed at once
 

@@ -21,9 +21,8 @@ from minigpt.generation.batch import Batch
 from minigpt.generation.drafts import drafts_for
 from minigpt.generation.row import Row, TextCodec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, parse_settings
+from minigpt.inputs import check_gpt2, check_ids, check_mask
 from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2
-from minigpt.model.inputs import check_ids, check_mask
 
 SLIDE = 'overflow="slide" (--overflow slide in a shell) goes on beyond it'
 PromptIds = Int[Tensor, "batch seq"]

@@ -17,8 +17,7 @@ from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_
 from minigpt.config import site_names
 from minigpt.generation import prompt_ids
 from minigpt.host import Shape, host_of
-from minigpt.model.inputs import check_rows
-from minigpt.model.masking import left_padded
+from minigpt.inputs import check_rows, left_padded
 from minigpt.precision import resolve_dtype
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.host import hooked
-from minigpt.model.inputs import check_rows
+from minigpt.inputs import check_rows
 from minigpt.report.charts import Maps
 from minigpt.report.fields import Fields, Form, Shown
 from minigpt.report.numerals import brief, percent

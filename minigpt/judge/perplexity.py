@@ -15,9 +15,9 @@ from minigpt.engine import reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.host import Shape, host_of
+from minigpt.inputs import check_known
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.model import GPT2
-from minigpt.model.inputs import check_known
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress
 from minigpt.tokenizer import Tokenizer

@@ -9,11 +9,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from minigpt.config import GPT2Config
+
+Queries = Float[Tensor, "batch heads seq head"]
+Keys = Float[Tensor, "batch heads total head"]
+NewKeys = Float[Tensor, "2 batch heads new head"]  # the keys, then the values
+
 
 class LayerCache(Protocol):
     """What attention needs of a cache."""
 
-    def update(self, layer: int, new: Float[Tensor, "2 batch heads new head"]) -> tuple[Tensor, ...]:
+    def update(self, layer: int, new: NewKeys) -> tuple[Tensor, ...]:
         """Add a layer's new keys and values (2, B, H, T, D); return all of its keys and values, each (B, H, S, D)."""
         ...
 
@@ -24,7 +30,8 @@ class KVCache:
     ``GPT2.new_cache`` makes one that fits the model.
 
     Args:
-        n_layer, batch_size, n_head, max_length, head_size: L, B, H, the largest S, and D.
+        config: the model's.
+        batch_size, max_length: B, and the largest S.
         dtype, device: of the keys and values.
 
     Attributes:
@@ -34,27 +41,20 @@ class KVCache:
     """
 
     def __init__(
-        self, n_layer: int, batch_size: int, n_head: int, max_length: int, head_size: int,
-        *, dtype: torch.dtype, device: torch.device,
-    ) -> None:  # fmt: skip
-        shape = (n_layer, 2, batch_size, n_head, max_length, head_size)
+        self, config: GPT2Config, batch_size: int, max_length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.n_layer, 2, batch_size, config.n_head, max_length, config.head_size)
         self.store = torch.empty(shape, dtype=dtype, device=device)
         self.length = 0
         self.padding_mask: Bool[Tensor, "batch length"] | None = None
 
-    @property
-    def batch_size(self) -> int:
-        return self.store.shape[2]
-
-    @property
-    def max_length(self) -> int:
-        return self.store.shape[4]
-
-    def update(self, layer: int, new: Float[Tensor, "2 batch heads new head"]) -> tuple[Tensor, ...]:
+    def update(self, layer: int, new: NewKeys) -> tuple[Tensor, ...]:
         """Write a layer's new keys and values behind the old; return all of them as views, each (B, H, S, D)."""
-        room, count = self.store.select(0, layer), new.shape[3]  # (2, B, H, max_length, D)
+        room = self.store.select(0, layer)  # (2, B, H, max_length, D)
+        count = new.shape[3]
         room.narrow(3, self.length, count).copy_(new)
-        return room.narrow(3, 0, self.length + count).to(new.dtype).unbind()  # int8 models keep them in bfloat16
+        kept = room.narrow(3, 0, self.length + count)  # (2, B, H, S, D)
+        return kept.to(new.dtype).unbind()
 
     def advance(self, seq: int, padding_mask: Bool[Tensor, "batch total"] | None) -> None:
         """Count ``seq`` new tokens as read, once every layer has them."""

@@ -8,7 +8,6 @@ B batch, T new tokens, S tokens in all (those in the cache, then the new ones), 
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,31 +17,14 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import ATTENTIONS, check_option
 from minigpt.config import GPT2Config, site_names
-from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
+from minigpt.inputs import check_config, check_inputs, check_layers
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
-from minigpt.model.inputs import check_inputs
 from minigpt.model.masking import causal_mask, packed_mask, positions, real_tokens
-from minigpt.model.mlp import MLP, Conv1D
-from minigpt.norms.frozen import tell_positions
+from minigpt.model.mlp import MLP, Conv1D, Stream
 
-
-class Block(nn.Module):
-    """One pre-norm layer: attention and the MLP each read a normalized copy of the residual stream and add to it."""
-
-    def __init__(self, config: GPT2Config, layer: int, norm: norms.NormSpec, attention: str) -> None:
-        super().__init__()
-        self.ln_1 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = CausalSelfAttention(config, layer, attention)
-        self.ln_2 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
-        self.mlp = MLP(config)
-
-    def forward(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Float[Tensor, "batch seq embd"]:
-        """Return the residual stream after this layer. ``mask`` is what ``causal_mask`` returns."""
-        x = x + self.attn(self.ln_1(x), mask, cache)
-        return x + self.mlp(self.ln_2(x))
+Ids = Int[Tensor, "batch seq"]
+PositionIds = Int[Tensor, "rows seq"]
 
 
 class GPT2(nn.Module):
@@ -66,13 +48,14 @@ class GPT2(nn.Module):
 
     def __init__(self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa") -> None:
         super().__init__()
-        if not isinstance(config, GPT2Config):  # transformers' has the same name
-            kind = kind_of(config)
-            raise ConfigError(f"config must be a minigpt.GPT2Config, got {kind}; use its preset or from_dict")
+        check_config(config)
         check_option("attention", attention, ATTENTIONS)
-        self.config, self.attention = config, attention
-        self.wte = _empty_embedding(config.vocab_size, config.n_embd)  # tokens
-        self.wpe = _empty_embedding(config.n_positions, config.n_embd)  # positions
+        self.config = config
+        self.attention = attention
+        # With empty weights, which ``initialize`` fills: PyTorch's own filling is slow on meta.
+        tokens, context, width = config.vocab_size, config.n_positions, config.n_embd
+        self.wte = nn.Embedding(tokens, width, _weight=torch.empty(tokens, width))
+        self.wpe = nn.Embedding(context, width, _weight=torch.empty(context, width))
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(Block(config, layer, norm, attention) for layer in range(config.n_layer))
         self.ln_f = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
@@ -82,9 +65,9 @@ class GPT2(nn.Module):
 
     def forward(
         self,
-        input_ids: Int[Tensor, "batch seq"],
+        input_ids: Ids,
         attention_mask: Tensor | None = None,
-        position_ids: Int[Tensor, "rows seq"] | None = None,
+        position_ids: PositionIds | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) for the token after each input token.
@@ -109,47 +92,41 @@ class GPT2(nn.Module):
 
     def hidden_states(
         self,
-        input_ids: Int[Tensor, "batch seq"],
+        input_ids: Ids,
         attention_mask: Tensor | None = None,
-        position_ids: Int[Tensor, "rows seq"] | None = None,
+        position_ids: PositionIds | None = None,
         cache: KVCache | None = None,
-    ) -> Float[Tensor, "batch seq embd"]:
+    ) -> Stream:
         """Return the output (B, T, C) of the last norm. Takes the arguments of ``forward`` and does not check them."""
-        x, real = self.embed(input_ids, attention_mask, position_ids, cache)
-        past, seq = 0 if cache is None else cache.length, x.shape[1]
-        mask = causal_mask(real, past, seq, x.device)
-        if position_ids is not None and attention_mask is None and cache is None:
-            mask = packed_mask(position_ids) if mask is None else mask
-        x = self.run(x, mask, cache)
+        seq, device = input_ids.shape[1], input_ids.device
+        past = 0 if cache is None else cache.length
+        real = real_tokens(attention_mask, cache, seq)  # (B, S), or None if all are
+        mask = causal_mask(real, past, seq, device)  # (B or 1, 1, T, S), or None if none is needed
+        if position_ids is None:
+            position_ids = positions(real, past, seq, device)  # (B or 1, T)
+        elif attention_mask is None and cache is None:
+            mask = packed_mask(position_ids)
+        x = self.run(self.embed(input_ids, position_ids), position_ids, mask, cache)
         if cache is not None:
             cache.advance(seq, real)
         return x
 
-    def embed(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: KVCache | None
-    ) -> tuple[Float[Tensor, "batch seq embd"], Tensor | None]:
-        """Return the stream (B, T, C) before the first block, and which of all tokens are real: (B, S), or None."""
-        seq, past = input_ids.shape[1], 0 if cache is None else cache.length
-        real = real_tokens(attention_mask, cache, seq)
-        are_given = position_ids is not None or real is not None or past > 0
-        if position_ids is None:
-            position_ids = positions(real, past, seq, input_ids.device)  # (B or 1, T)
-        blocks: Any = self.h
-        norms = [norm for block in blocks for norm in (block.ln_1, block.ln_2)]
-        tell_positions([*norms, self.ln_f], position_ids if are_given else None)
-        return self.drop(self.wte(input_ids) + self.wpe(position_ids)), real
+    def embed(self, input_ids: Ids, position_ids: PositionIds) -> Stream:
+        """Return the residual stream (B, T, C) before the first block."""
+        return self.drop(self.wte(input_ids) + self.wpe(position_ids))
 
-    def run(
-        self, x: Float[Tensor, "batch seq embd"], mask: Tensor | None, cache: LayerCache | None
-    ) -> Float[Tensor, "batch seq embd"]:
-        """Return the stream (B, T, C) after every block and the last norm."""
-        for block in self.h:
-            x = block(x, mask, cache)
-        return self.ln_f(x)
+    def run(self, x: Stream, position_ids: PositionIds, mask: Tensor | None, cache: LayerCache | None) -> Stream:
+        """Return the residual stream (B, T, C) after every block and the last norm."""
+        with norms.AtPositions(position_ids):
+            for block in self.h:
+                x = block(x, mask, cache)
+            return self.ln_f(x)
 
-    def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
+    def head(self, x: Stream) -> Float[Tensor, "batch seq vocab"]:
         """Return logits for the last norm's output. A tied head is the token embedding."""
-        return F.linear(x, self.wte.weight) if self.config.tie_word_embeddings else self.lm_head(x)
+        if self.config.tie_word_embeddings:
+            return F.linear(x, self.wte.weight)
+        return self.lm_head(x)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         """Return an empty cache for ``batch_size`` rows of at most ``max_length`` tokens, in the model's dtype.
@@ -159,18 +136,8 @@ class GPT2(nn.Module):
         Raises:
             GenerationError: if two blocks would write to the same layer.
         """
-        config, weight = self.config, self.wte.weight
-        of_blocks = ({getattr(part, "layer", None) for part in block.modules()} for block in self.h)
-        layers = [layer for of_block in of_blocks for layer in of_block if isinstance(layer, int)]
-        if len({*layers}) < len(layers) or not {*layers} <= {*range(config.n_layer)}:
-            raise GenerationError(
-                f"each block's attn.layer must be one of {config.n_layer} layers and its own, got {layers}; renumber "
-                "copied blocks"
-            )
-        return KVCache(
-            config.n_layer, batch_size, config.n_head, max_length, config.head_size,
-            dtype=weight.dtype, device=weight.device,
-        )  # fmt: skip
+        check_layers(self.h, self.config.n_layer)
+        return KVCache(self.config, batch_size, max_length, self.dtype, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -181,19 +148,6 @@ class GPT2(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of the token embedding."""
         return self.wte.weight.dtype
-
-    @property
-    def arithmetic(self) -> str:
-        """ "reference": every operation is the one that Hugging Face transformers uses, bit for bit."""
-        return "reference"
-
-    @property
-    def quantize(self) -> str | None:
-        """How the weights that multiply are rounded: None, since these are the checkpoint's."""
-        return None
-
-    def extra_repr(self) -> str:
-        return f"attention={self.attention!r}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
     def site_names(self) -> list[str]:
         """Return the names of the norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
@@ -212,27 +166,30 @@ class GPT2(nn.Module):
         """
         if self.wte.weight.is_meta:
             return
-        std = self.config.initializer_range
         for name, module in self.named_modules():
+            std = self.config.initializer_range
+            if name.endswith("c_proj"):
+                std = std / math.sqrt(2 * self.config.n_layer)
             if isinstance(module, Conv1D | nn.Embedding | nn.Linear):
-                depth = 2 * self.config.n_layer if name.endswith("c_proj") else 1
-                nn.init.normal_(module.weight, std=std / math.sqrt(depth))
+                nn.init.normal_(module.weight, std=std)
             if isinstance(module, Conv1D):
                 nn.init.zeros_(module.bias)
 
-
-def _empty_embedding(rows: int, width: int) -> nn.Embedding:
-    """Return an embedding without values: ``initialize`` fills it, and PyTorch's own filling is slow on meta."""
-    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+    def extra_repr(self) -> str:
+        return f"attention={self.attention!r}"
 
 
-def check_gpt2(model: object) -> None:
-    """Check that a model is a minigpt.GPT2, or a wrapper that passes on its attributes."""
-    if not (isinstance(getattr(model, "config", None), GPT2Config) and hasattr(model, "site_names")):
-        raise ConfigError(f"model must be a minigpt.GPT2, got {kind_of(model)}; minigpt.from_pretrained opens one")
+class Block(nn.Module):
+    """One pre-norm layer: attention and the MLP each read a normalized copy of the residual stream and add to it."""
 
+    def __init__(self, config: GPT2Config, layer: int, norm: norms.NormSpec, attention: str) -> None:
+        super().__init__()
+        self.ln_1 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = CausalSelfAttention(config, layer, attention)
+        self.ln_2 = norms.build(norm, config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
 
-def check_weights(model: GPT2, purpose: str, kind: type[MiniGPTError]) -> None:
-    """Check that a model has values: one on the meta device has shapes only."""
-    if model.wte.weight.is_meta:
-        raise kind(f"a model on the meta device has shapes only, and no values to {purpose}")
+    def forward(self, x: Stream, mask: Tensor | None = None, cache: LayerCache | None = None) -> Stream:
+        """Return the residual stream after this layer. ``mask`` is what ``causal_mask`` returns."""
+        x = x + self.attn(self.ln_1(x), mask, cache)
+        return x + self.mlp(self.ln_2(x))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from minigpt.config import GPT2Config
 
+Stream = Float[Tensor, "batch seq embd"]  # what the blocks read and add to
+
 
 class Conv1D(nn.Module):
     """``y = x W + b``: a linear layer whose ``weight`` has shape (in, out).
@@ -25,7 +27,8 @@ class Conv1D(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         """(B, T, in) -> (B, T, out)."""
-        y = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)  # (B * T, out)
+        rows = x.reshape(-1, x.shape[-1])  # (B * T, in)
+        y = torch.addmm(self.bias, rows, self.weight)  # (B * T, out)
         return y.view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
@@ -42,26 +45,23 @@ class MLP(nn.Module):
         self.act = activation(config.activation_function)
         self.dropout = nn.Dropout(config.resid_pdrop)
 
-    def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))  # (B, T, C) -> (B, T, inner) -> (B, T, C)
+    def forward(self, x: Stream) -> Stream:
+        x = self.act(self.c_fc(x))  # (B, T, C) -> (B, T, inner)
+        return self.dropout(self.c_proj(x))  # (B, T, C)
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return the function that a config calls ``name``."""
     return {
-        "gelu_new": gelu_new,
-        "gelu_pytorch_tanh": gelu_tanh,
-        "gelu": F.gelu,
-        "relu": F.relu,
-        "silu": F.silu,
-        "swish": F.silu,
-        "tanh": torch.tanh,
-    }[name]
+        "gelu_new": gelu_new, "gelu_pytorch_tanh": gelu_tanh, "gelu": F.gelu, "relu": F.relu,
+        "silu": F.silu, "swish": F.silu, "tanh": torch.tanh,
+    }[name]  # fmt: skip
 
 
 def gelu_new(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     """GELU by tanh (Hendrycks & Gimpel 2016, arXiv 1606.08415, section 2), in the reference's operations."""
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
 def gelu_tanh(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
+from minigpt.norms.positions import current_positions
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
 from minigpt.norms.variants import require_share
@@ -25,13 +26,14 @@ class FrozenLayerNorm(LayerNorm):
     The norms of queries and keys get a row for each head, in an order that the model decides. There all rows have one
     constant.
 
-    A norm does not know the positions of its rows. The model tells them by ``tell_positions``. By default the rows of
-    each text begin at position 0.
+    A norm does not know the positions of its rows. A model of this package says them by ``AtPositions``, and one of
+    transformers by ``tell_positions``. By default the rows of each text begin at position 0.
 
     Buffer ``calibration``: (usual deviation, deviation of position 0), or None until ``calibrate``.
 
     Attributes:
-        is_first: which rows of the input (B or 1, T) are at position 0, or None for the first of each text.
+        is_first: which rows of the input (B or 1, T) are at position 0 where no ``AtPositions`` says it, or None for
+            the first of each text.
 
     Raises:
         NormError: in forward, if it has not been calibrated.
@@ -51,15 +53,27 @@ class FrozenLayerNorm(LayerNorm):
                 "this frozen norm has no deviation to divide by yet; collect it from text by "
                 "minigpt.fit_norms(model, input_ids) or --fit FILE"
             )
-        usual, first = self.calibration.to(x.dtype)
-        rows = x.shape[: x.ndim - len(self.normalized_shape)]  # (..., T)
-        is_first = self.is_first
-        if len(rows) > 2:  # of heads
-            is_first = torch.tensor(False, device=x.device)
-        elif is_first is None or is_first.shape[-1:] != rows[-1:]:
-            is_first = torch.arange(rows[-1], device=x.device) == 0 if rows else torch.tensor(True, device=x.device)
-        deviation = torch.where(is_first, first, usual)[(..., *[None] * len(self.normalized_shape))]
+        deviation = self._deviation_at(x, self.calibration.to(x.dtype))
         return (x - x.mean(dim=self.row_dims, keepdim=True)) / deviation
+
+    def _deviation_at(self, x: Float[Tensor, "*dims"], calibration: Float[Tensor, "2"]) -> Float[Tensor, "*rows"]:
+        """Return what each row of ``x`` is divided by: the constant of its position."""
+        usual, first = calibration
+        rows = x.shape[: x.ndim - len(self.normalized_shape)]  # (B, T), or (B, T, H) of heads
+        deviation = torch.where(self._is_first(rows, x.device), first, usual)
+        return deviation[(..., *[None] * len(self.normalized_shape))]
+
+    def _is_first(self, rows: torch.Size, device: torch.device) -> Bool[Tensor, "*rows"]:
+        """Return which of the rows are at position 0, by the positions that the model says if these are its rows."""
+        if len(rows) > 2:  # of heads
+            return torch.tensor(False, device=device)
+        if not rows:
+            return torch.tensor(True, device=device)
+        position_ids = current_positions()
+        is_first = self.is_first if position_ids is None else position_ids == 0
+        if is_first is None or is_first.shape[-1:] != rows[-1:]:
+            return torch.arange(rows[-1], device=device) == 0
+        return is_first
 
     @property
     def is_ready(self) -> bool:
@@ -123,10 +137,10 @@ def needs_text(norm: object) -> bool:
 def tell_positions(norms: Iterable[nn.Module], position_ids: Int[Tensor, "rows seq"] | None) -> None:
     """Tell frozen norms where the rows that they get next are in their texts; None if each text begins with them."""
     is_first = None
+    if position_ids is not None:
+        is_first = position_ids == 0
     for norm in norms:
         if isinstance(norm, FrozenLayerNorm):
-            if is_first is None and position_ids is not None:
-                is_first = position_ids == 0
             norm.is_first = is_first
 
 

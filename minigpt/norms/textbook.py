@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from minigpt.norms.registry import register
 
+RowShape = int | Sequence[int]
+Vectors = Float[Tensor, "*dims"]  # (..., *normalized_shape)
+
 
 @register("textbook")
 class LayerNorm(nn.LayerNorm):
@@ -39,7 +42,7 @@ class LayerNorm(nn.LayerNorm):
 
         def __init__(
             self,
-            normalized_shape: int | Sequence[int],
+            normalized_shape: RowShape,
             eps: float = 1e-5,
             elementwise_affine: bool = True,
             bias: bool = True,
@@ -47,17 +50,18 @@ class LayerNorm(nn.LayerNorm):
             dtype: torch.dtype | None = None,
         ) -> None: ...
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Vectors) -> Vectors:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""
         # Half precision cannot hold a sum of squares, so widen before and narrow after.
-        y = self.standardize(x.to(torch.promote_types(x.dtype, torch.float32)))  # (..., *normalized_shape)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = self.standardize(x.to(wide))
         if self.weight is not None:
             y = y * self.weight
         if self.bias is not None:
             y = y + self.bias
         return y.to(x.dtype)
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean 0 and variance 1, before its learned scale and shift. A variant replaces this step."""
         mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)
         var = (x - mean).square().mean(dim=self.row_dims, keepdim=True)  # (..., 1), biased: divided by n, not n - 1
@@ -73,7 +77,7 @@ class LayerNorm(nn.LayerNorm):
 class FusedLayerNorm(LayerNorm):
     """The same values as ``LayerNorm`` from one kernel that reads the input once; statistics in float32 or wider."""
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def forward(self, x: Vectors) -> Vectors:
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out.
 
         Rows may have another dtype than the scale, as Mamba's float32 residual stream in a bfloat16 model. All are
@@ -82,5 +86,5 @@ class FusedLayerNorm(LayerNorm):
         if self.weight is None or self.weight.dtype == x.dtype:
             return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
-        weight, bias = self.weight.to(wide), None if self.bias is None else self.bias.to(wide)
-        return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), bias, self.eps).to(x.dtype)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minigpt.errors import CheckpointError, ConfigError
+from minigpt.inputs import check_gpt2
 from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2
 from minigpt.norms import name_of
 from minigpt.recipe import Recipe
 from minigpt.tokenizer import Tokenizer

@@ -22,10 +22,10 @@ from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, remove, write_atomically
 from minigpt.host import Shape
+from minigpt.inputs import check_known
 from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
-from minigpt.model.inputs import check_known
 from minigpt.norms.foreign.arrays import require_gradients
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe

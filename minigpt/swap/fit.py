@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from minigpt.errors import GenerationError, NormError, listing
 from minigpt.files import read_text
 from minigpt.host import copy_without_hooks, hooked, host_of, install, unwrapped
-from minigpt.model.inputs import check_context, check_ids, check_known
+from minigpt.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm, plain_norm

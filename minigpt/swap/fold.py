@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.host import copy_without_hooks
+from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
-from minigpt.model.gpt2 import check_gpt2, check_weights
 from minigpt.model.mlp import Conv1D
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.record import record_of

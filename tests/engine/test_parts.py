@@ -10,6 +10,7 @@ import minigpt
 from minigpt import CheckpointError, ConfigError
 from minigpt.engine import accelerate, plain, quantize_int8
 from minigpt.engine.kernel import why_not
+from minigpt.engine.parts import arithmetic_of
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -23,7 +24,7 @@ def test_a_fast_model_is_the_same_model(tied: bool) -> None:
     assert ([*model.state_dict()], [*map(id, model.parameters())]) == (names, parameters)
     assert_close(model(ids), expected, 1e-5, "fast")
     assert plain(accelerate(model)) is model
-    assert model.arithmetic == "reference"
+    assert arithmetic_of(model) == "reference"
     assert [type(part) for part in model.modules()] == classes
     assert_same_bits(model(ids), expected, "plain again")
 

@@ -7,7 +7,7 @@ from helpers import small_model
 from minigpt.generation.batch import Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import GenerationSettings, parse_settings
-from minigpt.model.masking import left_padded
+from minigpt.inputs import left_padded
 
 
 def test_texts_that_end_together_begin_where_their_mask_does() -> None:

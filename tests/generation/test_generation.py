@@ -16,7 +16,7 @@ import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, stream, warp
 from minigpt.generation.choosing import BLOCK, drawn, likeliest
-from minigpt.model.inputs import check_known
+from minigpt.inputs import check_known
 
 VOCABULARY = 300
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 40, 55)
@@ -136,11 +136,11 @@ class Scripted(GPT2):
         self.eval()
         self.rows, self.steps = rows, 0
 
-    def embed(self, input_ids: Tensor, attention_mask: Any, position_ids: Any, cache: Any) -> tuple[Tensor, None]:
+    def embed(self, input_ids: Tensor, position_ids: Any) -> Tensor:
         check_known(input_ids, self.config.vocab_size)
-        return input_ids[..., None], None
+        return input_ids[..., None]
 
-    def run(self, x: Tensor, mask: Any, cache: Any) -> Tensor:
+    def run(self, x: Tensor, position_ids: Any, mask: Any, cache: Any) -> Tensor:
         batch, seq, _ = x.shape
         past = torch.tensor([
             cache.store[0, 0, row, 0, start - 1].tolist() if start else [row, -1]

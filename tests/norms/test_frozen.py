@@ -1,5 +1,6 @@
 """The frozen norm divides position 0 by one constant and all others by another, however a text is read."""
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable
@@ -77,6 +78,18 @@ def test_each_of_several_texts_in_a_row_begins_at_position_0(model: minigpt.GPT2
         torch.testing.assert_close(norm(x), expected, rtol=1e-12, atol=1e-12)
     finally:
         norm.is_first = None
+
+
+@torch.no_grad()
+def test_a_model_says_positions_while_it_reads_and_not_after(model: minigpt.GPT2) -> None:
+    norm, x = model.ln_f, torch.randn(1, 3, model.config.n_embd, dtype=torch.float64)
+    alone, later = norm(x), torch.tensor([[1, 2, 3]])
+    with contextlib.suppress(KeyError), minigpt.norms.AtPositions(later):
+        difference = (norm(x) - alone).abs().amax(-1)[0]
+        assert difference[0] > 0.1, "position 1 is not divided as position 0 is"
+        assert torch.equal(difference[1:], torch.zeros(2, dtype=torch.float64))
+        raise KeyError
+    assert torch.equal(norm(x), alone)
 
 
 @pytest.mark.skipif(not is_at_hand(), reason="the kernel was not built")
