@@ -21,7 +21,9 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.layer = layer
         self.n_head = config.n_head
-        self.scale = config.head_size**-0.5 if config.scale_attn_weights else 1.0  # 1 / sqrt(D)
+        self.scale = 1.0
+        if config.scale_attn_weights:
+            self.scale = config.head_size**-0.5  # 1 / sqrt(D)
         if config.scale_attn_by_inverse_layer_idx:
             self.scale /= layer + 1
         self.attention = attention
@@ -46,9 +48,12 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.update(self.layer, qkv[1:])  # each (B, H, S, D)
         k, v = self.laid_out(k), self.laid_out(v)
-        attend = self.sdpa if self.attention == "sdpa" else self.eager
+        attend = self.eager
+        if self.attention == "sdpa":
+            attend = self.sdpa
         y = attend(q, k, v, mask)  # (B, H, T, D)
-        return y.transpose(1, 2).reshape(batch, seq, -1).contiguous()  # (B, T, C)
+        y = y.transpose(1, 2).reshape(batch, seq, -1)  # (B, T, C)
+        return y.contiguous()
 
     def laid_out(self, keys: Keys) -> Keys:
         """Return keys or values as the reference has them in memory: the bits of a product depend on it."""
@@ -56,7 +61,9 @@ class CausalSelfAttention(nn.Module):
 
     def sdpa(self, q: Queries, k: Keys, v: Keys, mask: Tensor | None) -> Queries:
         """PyTorch's fused kernel. Its scores are float32 or wider, as ``reorder_and_upcast_attn`` asks."""
-        dropout = self.attn_dropout.p if self.training else 0.0
+        dropout = 0.0
+        if self.training:
+            dropout = self.attn_dropout.p
         is_causal = False
         if mask is None and q.shape[2] > 1:  # a single query sees every key; a branch, which a compiler does not trace
             is_causal = True

@@ -99,14 +99,17 @@ class GPT2(nn.Module):
     ) -> Stream:
         """Return the output (B, T, C) of the last norm. Takes the arguments of ``forward`` and does not check them."""
         seq, device = input_ids.shape[1], input_ids.device
-        past = 0 if cache is None else cache.length
+        past = 0
+        if cache is not None:
+            past = cache.length
         real = real_tokens(attention_mask, cache, seq)  # (B, S), or None if all are
         mask = causal_mask(real, past, seq, device)  # (B or 1, 1, T, S), or None if none is needed
         if position_ids is None:
             position_ids = positions(real, past, seq, device)  # (B or 1, T)
         elif attention_mask is None and cache is None:
             mask = packed_mask(position_ids)
-        x = self.run(self.embed(input_ids, position_ids), position_ids, mask, cache)
+        x = self.embed(input_ids, position_ids)
+        x = self.run(x, position_ids, mask, cache)
         if cache is not None:
             cache.advance(seq, real)
         return x

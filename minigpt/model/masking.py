@@ -72,8 +72,9 @@ def packed_mask(position_ids: Int[Tensor, "rows seq"]) -> Bool[Tensor, "rows 1 s
     text = begins.cumsum(-1)  # the number of each token's text in its row
     if has_values(text) and not text.any():
         return None
-    is_same = (text[:, :, None] == text[:, None])[:, None]  # (B, 1, T, T)
-    return is_same & visible(None, 0, text.shape[1], text.device)
+    is_same = text[:, :, None] == text[:, None]  # (B, T, T)
+    causal = visible(None, 0, text.shape[1], text.device)
+    return is_same[:, None] & causal  # (B, 1, T, T)
 
 
 def additive_mask(mask: Tensor | None, q: Queries, k: Keys) -> Float[Tensor, "rows 1 seq total"]:
@@ -91,4 +92,5 @@ def additive_mask(mask: Tensor | None, q: Queries, k: Keys) -> Float[Tensor, "ro
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.float32
     nothing = torch.zeros(mask.shape, dtype=dtype, device=q.device)
-    return nothing.masked_fill(~mask, torch.finfo(dtype).min)
+    lowest = torch.finfo(dtype).min
+    return nothing.masked_fill(~mask, lowest)

@@ -60,7 +60,8 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def gelu_new(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     """GELU by tanh (Hendrycks & Gimpel 2016, arXiv 1606.08415, section 2), in the reference's operations."""
-    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    cubic = x + 0.044715 * torch.pow(x, 3.0)
+    inner = math.sqrt(2.0 / math.pi) * cubic
     return 0.5 * x * (1.0 + torch.tanh(inner))
 
 

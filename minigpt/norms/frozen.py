@@ -1,6 +1,6 @@
 """LayerNorm that divides by a constant, a step between a norm and none, and the way from one to the other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from minigpt.errors import NormError
 from minigpt.norms.positions import current_positions
 from minigpt.norms.registry import register
-from minigpt.norms.textbook import LayerNorm
+from minigpt.norms.textbook import LayerNorm, RowShape, Vectors
 from minigpt.norms.variants import require_share
 
 
@@ -42,11 +42,11 @@ class FrozenLayerNorm(LayerNorm):
     calibration: Float[Tensor, "2"] | None
     is_first: Bool[Tensor, "rows seq"] | None = None
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True) -> None:
+    def __init__(self, normalized_shape: RowShape, eps: float = 1e-5, *, bias: bool = True) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.register_buffer("calibration", None)
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean 0, divided by the average deviation of its position."""
         if self.calibration is None:
             raise NormError(
@@ -56,7 +56,7 @@ class FrozenLayerNorm(LayerNorm):
         deviation = self._deviation_at(x, self.calibration.to(x.dtype))
         return (x - x.mean(dim=self.row_dims, keepdim=True)) / deviation
 
-    def _deviation_at(self, x: Float[Tensor, "*dims"], calibration: Float[Tensor, "2"]) -> Float[Tensor, "*rows"]:
+    def _deviation_at(self, x: Vectors, calibration: Float[Tensor, "2"]) -> Float[Tensor, "*rows"]:
         """Return what each row of ``x`` is divided by: the constant of its position."""
         usual, first = calibration
         rows = x.shape[: x.ndim - len(self.normalized_shape)]  # (B, T), or (B, T, H) of heads
@@ -80,7 +80,7 @@ class FrozenLayerNorm(LayerNorm):
         """Whether the norm can run: it has its constants, or needs none."""
         return self.calibration is not None
 
-    def deviation(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*rows"]:
+    def deviation(self, x: Vectors) -> Float[Tensor, "*rows"]:
         """Return sqrt(var + eps) of each row of ``x``, (..., 1)."""
         return torch.sqrt(x.var(dim=self.row_dims, correction=0, keepdim=True) + self.eps)
 
@@ -155,9 +155,7 @@ class TaperedLayerNorm(FrozenLayerNorm):
         gate: the share of LayerNorm, from 0 to 1.
     """
 
-    def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, gate: float = 0.5
-    ) -> None:
+    def __init__(self, normalized_shape: RowShape, eps: float = 1e-5, *, bias: bool = True, gate: float = 0.5) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.gate = require_share(gate, "gate")
 
@@ -166,7 +164,7 @@ class TaperedLayerNorm(FrozenLayerNorm):
         """Whether the norm can run: a gate of 1 needs no constants."""
         return self.gate == 1 or super().is_ready
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the mixture of the row at variance 1 and the row over a constant, both at mean 0."""
         standard = LayerNorm.standardize(self, x)
         return standard if self.gate == 1 else torch.lerp(super().standardize(x), standard, self.gate)

@@ -1,8 +1,5 @@
 """LayerNorm as the textbook writes it, and as one library call. Other norms here inherit from the first."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -10,7 +7,7 @@ from torch import Tensor, nn
 
 from minigpt.norms.registry import register
 
-RowShape = int | Sequence[int]
+RowShape = int | list[int] | torch.Size  # as in torch.nn.LayerNorm
 Vectors = Float[Tensor, "*dims"]  # (..., *normalized_shape)
 
 
@@ -38,18 +35,6 @@ class LayerNorm(nn.LayerNorm):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    if TYPE_CHECKING:  # torch's constructor takes any sequence too, but its annotation permits lists only
-
-        def __init__(
-            self,
-            normalized_shape: RowShape,
-            eps: float = 1e-5,
-            elementwise_affine: bool = True,
-            bias: bool = True,
-            device: str | torch.device | None = None,
-            dtype: torch.dtype | None = None,
-        ) -> None: ...
-
     def forward(self, x: Vectors) -> Vectors:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Normalize ``x`` (..., *normalized_shape); same shape and dtype out, statistics in float32 or wider."""
         # Half precision cannot hold a sum of squares, so widen before and narrow after.
@@ -64,7 +49,8 @@ class LayerNorm(nn.LayerNorm):
     def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean 0 and variance 1, before its learned scale and shift. A variant replaces this step."""
         mean = x.mean(dim=self.row_dims, keepdim=True)  # (..., 1)
-        var = (x - mean).square().mean(dim=self.row_dims, keepdim=True)  # (..., 1), biased: divided by n, not n - 1
+        squares = (x - mean).square()
+        var = squares.mean(dim=self.row_dims, keepdim=True)  # (..., 1), biased: divided by n, not n - 1
         return (x - mean) / torch.sqrt(var + self.eps)
 
     @property

@@ -1,15 +1,13 @@
 """LayerNorm with one part changed or left out, or a function of each element in its place: what papers publish."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
 from minigpt.norms.registry import register
-from minigpt.norms.textbook import LayerNorm
+from minigpt.norms.textbook import LayerNorm, RowShape, Vectors
 
 
 @register("std_eps", exact=False)
@@ -20,7 +18,7 @@ class StdEps(LayerNorm):
     constant row this one divides by eps, LayerNorm by its root.
     """
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean 0 and a deviation just below 1."""
         # each (..., 1); the gradient of this deviation at 0 is 0
         std, mean = torch.std_mean(x, dim=self.row_dims, correction=0, keepdim=True)
@@ -34,7 +32,7 @@ class RMSNorm(LayerNorm):
     ``y = x / sqrt(mean(x^2) + eps) * weight + bias``. The paper has no shift; a pretrained GPT-2 has one, and keeps it.
     """
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean square 1."""
         return x / torch.sqrt(x.square().mean(dim=self.row_dims, keepdim=True) + self.eps)
 
@@ -43,7 +41,7 @@ class RMSNorm(LayerNorm):
 class NoScale(LayerNorm):
     """Subtracts the mean and does not divide: ``y = (x - mean) * weight + bias``. ``eps`` has no effect."""
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean 0."""
         return x - x.mean(dim=self.row_dims, keepdim=True)
 
@@ -55,7 +53,7 @@ class NoAffine(LayerNorm):
     The checkpoint's weight and bias stay in the model, unused, so that another norm can take its place.
     """
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def forward(self, x: Vectors) -> Vectors:
         """Standardize ``x`` (..., *normalized_shape); same shape and dtype out."""
         return self.standardize(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
@@ -67,7 +65,7 @@ class Identity(LayerNorm):
     The checkpoint's weight and bias stay in the model, unused, so that another norm can take its place.
     """
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def forward(self, x: Vectors) -> Vectors:
         """Return a copy of ``x``."""
         return x.clone()
 
@@ -79,7 +77,7 @@ class Detached(LayerNorm):
     The output is LayerNorm's. For the backward pass the norm is linear: each row is shifted and divided by constants.
     """
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return the row at mean 0 and variance 1, linear in ``x`` for autograd."""
         mean = x.detach().mean(dim=self.row_dims, keepdim=True)  # (..., 1)
         var = (x.detach() - mean).square().mean(dim=self.row_dims, keepdim=True)
@@ -96,9 +94,7 @@ class DyT(LayerNorm):
         alpha: its initial value; the paper's 0.5 is for models trained with it from the start.
     """
 
-    def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5
-    ) -> None:
+    def __init__(self, normalized_shape: RowShape, eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.alpha = nn.Parameter(torch.tensor([float(alpha)]))  # (1,), since sharding refuses what has no dimension
 
@@ -109,7 +105,7 @@ class DyT(LayerNorm):
                 state_dict[f"{prefix}{name}"] = saved.view(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return each element within (-1, 1)."""
         return torch.tanh(self.alpha * x)
 
@@ -118,7 +114,7 @@ class DyT(LayerNorm):
 class HardTanh(DyT):
     """Cuts each element off, ``y = clip(alpha * x, -1, 1) * weight + bias`` (arXiv 2604.23434)."""
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return each element within [-1, 1]."""
         return (self.alpha * x).clamp(-1, 1)
 
@@ -131,13 +127,11 @@ class Derf(DyT):
     ``s`` is 0 initially. ``eps`` has no effect.
     """
 
-    def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5
-    ) -> None:
+    def __init__(self, normalized_shape: RowShape, eps: float = 1e-5, *, bias: bool = True, alpha: float = 0.5) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias, alpha=alpha)
         self.s = nn.Parameter(torch.zeros(1))
 
-    def standardize(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """Return each element within (-1, 1)."""
         return torch.erf(self.alpha * x + self.s)
 
@@ -150,13 +144,11 @@ class Mix(LayerNorm):
         share: of LayerNorm, from 0 (the identity) to 1.
     """
 
-    def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, bias: bool = True, share: float = 0.5
-    ) -> None:
+    def __init__(self, normalized_shape: RowShape, eps: float = 1e-5, *, bias: bool = True, share: float = 0.5) -> None:
         super().__init__(normalized_shape, eps=eps, bias=bias)
         self.share = require_share(share, "share")
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    def forward(self, x: Vectors) -> Vectors:
         """Return the mixture for ``x`` (..., *normalized_shape); same shape and dtype out."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return torch.lerp(wide, super().forward(wide), self.share).to(x.dtype)
