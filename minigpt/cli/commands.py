@@ -5,13 +5,13 @@ import io
 import os
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from minigpt.cli.interrupt import Interrupts
-from minigpt.cli.options import add, option, with_values
+from minigpt.cli.options import add, option_name, with_values
 from minigpt.cli.output import PULSE
 from minigpt.errors import MiniGPTError, is_about_memory
 from minigpt.version import __version__
@@ -23,7 +23,7 @@ COMMANDS = (
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
-def _version(is_set: bool) -> None:
+def _print_version(is_set: bool) -> None:
     if is_set:
         print(f"minigpt {__version__}")
         raise typer.Exit
@@ -32,7 +32,7 @@ def _version(is_set: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""
@@ -61,16 +61,18 @@ def run(words: list[str], interrupts: Interrupts) -> None:
     else:
         _guard_exit()
     try:
-        with nullcontext() if words[0] == "serve" else PULSE.beating():
+        with _pulse_of(words[0]):
             status = _status_of(with_values(words), interrupts)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(status)
     except MiniGPTError as error:
-        _fail(error.spelled(option))
+        _fail(error.spelled(option_name))
     except _UsageError as error:
-        command = error.ctx.command_path if error.ctx else "minigpt"
+        command = "minigpt"
+        if error.ctx:
+            command = error.ctx.command_path
         _fail(f"{error.format_message()} ({command} --help shows what there is)")
     except typer.Abort as error:
         raise KeyboardInterrupt from error
@@ -78,13 +80,21 @@ def run(words: list[str], interrupts: Interrupts) -> None:
         if not is_about_memory(error):
             raise
         reason = re.sub(r"^\[enforce fail [^]]*\].*?(?=DefaultCPUAllocator)", "", str(error).strip())
-        _fail(f"there is not enough memory for this: {reason.partition(chr(10))[0] or 'none is left'}")
+        first_line = reason.partition("\n")[0]
+        _fail(f"there is not enough memory for this: {first_line or 'none is left'}")
     except BrokenPipeError:
         _drop_output()
         sys.exit(128 + 13)
     except OSError as error:
         _drop_output()
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
+
+
+def _pulse_of(command: str) -> AbstractContextManager[None]:
+    """Return the pulse of a command; a server, which runs until it is stopped, has none."""
+    if command == "serve":
+        return nullcontext()
+    return PULSE.beating()
 
 
 def _status_of(words: list[str], interrupts: Interrupts) -> Any:

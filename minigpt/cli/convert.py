@@ -9,9 +9,16 @@ from minigpt.cli.output import ResultConsole, progress
 from minigpt.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minigpt.recipe import Recipe
 
-OF_AN_EARLIER_MODEL = ("pytorch_model*.bin", "pytorch_model.bin.index.json", "finetune.json", "checkpoints")
+OF_AN_EARLIER_MODEL: tuple[str, ...] = (
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+    "finetune.json",
+    "checkpoints",
+)
 
 
 def convert(
@@ -37,7 +44,6 @@ def convert(
         files stay, and so does a ckpt.pt.
     """
     from minigpt.checkpoint import holds_model, save_pretrained
-    from minigpt.checkpoint.contents import TOKENIZER_FILES
     from minigpt.checkpoint.norms import described_norms
 
     refuse_if(("attention" in given, "attention", "is for a model that computes; a checkpoint does not keep it"))
@@ -49,14 +55,35 @@ def convert(
         if replaces and recipe.place().resolve().is_relative_to(out.resolve() / "checkpoints"):
             raise CheckpointError(f"{recipe.source} would be removed with {out}; give another folder")
         loaded = dataclasses.replace(recipe, device=recipe.device or "cpu").load()
-        model, tokenizer, settings = loaded.model, loaded.tokenizer, loaded.generation_fields
         say(f"writing {out}", 0.5)
-        save_pretrained(model, out, tokenizer, max_shard_bytes=max_shard_bytes, generation_config=settings)
-        if replaces:  # remove what the earlier model has left beside the new one
-            patterns = (*OF_AN_EARLIER_MODEL, *(() if tokenizer else TOKENIZER_FILES))
-            for path in [path for pattern in patterns for path in out.glob(pattern)]:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    size = sum(parameter.numel() for parameter in model.parameters())
-    without = "" if tokenizer else f", without a tokenizer, since {recipe.source} has none"
-    norms = described_norms(model)
-    ResultConsole().print(f"{out} holds {recipe.source} with {norms}: {size:,} parameters{without}")
+        save_pretrained(
+            loaded.model,
+            out,
+            loaded.tokenizer,
+            max_shard_bytes=max_shard_bytes,
+            generation_config=loaded.generation_fields,
+        )
+        if replaces:
+            _remove_leftovers(out, has_tokenizer=loaded.tokenizer is not None)
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    line = f"{out} holds {recipe.source} with {described_norms(loaded.model)}: {size:,} parameters"
+    if not loaded.tokenizer:
+        line += f", without a tokenizer, since {recipe.source} has none"
+    ResultConsole().print(line)
+
+
+def _remove_leftovers(folder: "Path", *, has_tokenizer: bool) -> None:
+    """Remove the files of the earlier model that the new one has not replaced."""
+    from minigpt.checkpoint.contents import TOKENIZER_FILES
+
+    patterns = OF_AN_EARLIER_MODEL
+    if not has_tokenizer:
+        patterns += TOKENIZER_FILES
+    leftovers: list[Path] = []
+    for pattern in patterns:
+        leftovers += folder.glob(pattern)
+    for path in leftovers:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

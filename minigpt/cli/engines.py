@@ -9,7 +9,7 @@ from minigpt.errors import ConfigError
 if TYPE_CHECKING:
     from minigpt.engines import Engine
 
-WORDS = {"true": True, "false": False}
+TRUTH_VALUES = {"true": True, "false": False}
 
 
 class EngineFile(NamedTuple):
@@ -56,8 +56,8 @@ def parse_engine(engine: str, options: Sequence[str]) -> EngineFile:
 
 def _value(word: str) -> bool | int | float | str:
     """Return a truth value or a number if the word is one."""
-    if word.lower() in WORDS:
-        return WORDS[word.lower()]
+    if word.lower() in TRUTH_VALUES:
+        return TRUTH_VALUES[word.lower()]
     for kind in (int, float):
         try:
             return kind(word)

@@ -80,9 +80,12 @@ def finetune(
         result.save(out)
     console = ResultConsole()
     if result.losses:
-        console.print(f"loss {result.losses[-1][1]:.4f} at step {result.losses[-1][0]}")
+        step, loss = result.losses[-1]
+        console.print(f"loss {loss:.4f} at step {step}")
     if result.eval_losses:
-        console.print(f"held-out loss {result.eval_losses[0][1]:.4f} before, {result.eval_losses[-1][1]:.4f} after")
+        _, before = result.eval_losses[0]
+        _, after = result.eval_losses[-1]
+        console.print(f"held-out loss {before:.4f} before, {after:.4f} after")
     console.print(f"{out} holds the model")
 
 

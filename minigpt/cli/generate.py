@@ -8,13 +8,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from minigpt.cli.options import Json, OutFile, option, parse_draft, refuse_if
+from minigpt.cli.options import Json, OutFile, option_name, parse_draft, refuse_if
 from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value, is_int
 
 if TYPE_CHECKING:
     from minigpt.generation.promptfile import TextFile
+    from minigpt.model import GPT2
     from minigpt.recipe import Recipe
     from minigpt.tokenizer import Tokenizer
 
@@ -23,7 +24,7 @@ BOOKKEEPING = re.compile(
     r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*|use_cache|prompt_lookup\w*"
 )
 OFF = (0, 1, "dynamic")
-KNOWN = {*SETTINGS, "max_length"}
+KNOWN_FIELDS = {*SETTINGS, "max_length"}
 SHAPES_A_DRAW = [name for name, setting in SETTINGS.items() if setting.shapes_draw]
 
 
@@ -59,12 +60,11 @@ def generate(
         The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
-    from_shell = {name: value for name, value in settings.items() if value is not None}
-    if "draft" in from_shell:
-        from_shell["draft"] = parse_draft(from_shell["draft"])
-    for name, value in from_shell.items():  # before PyTorch is imported
-        check_value(name, value)
-    shaping = [option(name) for name in SHAPES_A_DRAW if name in from_shell]
+    from_shell = _of_shell(settings)
+    shaping: list[str] = []
+    for name in SHAPES_A_DRAW:
+        if name in from_shell:
+            shaping.append(option_name(name))
     refuse_if(
         (greedy and shaping, "greedy", f"draws nothing, so it cannot go with {', '.join(shaping)}"),
         (out and not prompts, "out", "is for --prompts, a file of prompts"),
@@ -72,8 +72,6 @@ def generate(
         (batch_size is not None and not prompts, "batch_size", "is for --prompts"),
         (prompts and (prompt or json), "prompts", "cannot go with a PROMPT or --json; it writes JSON lines to --out"),
     )
-    from minigpt.checkpoint.norms import described_norms
-    from minigpt.generation.decode import complete_texts, stream_text
     from minigpt.generation.promptfile import TextFile
     from minigpt.machine import settle_memory
 
@@ -82,15 +80,15 @@ def generate(
         say(f"reading {recipe.source}", 0)
         loaded = recipe.load()
     from_file = settings_in(loaded.generation_fields)
-    settings = _settings(from_shell, from_file, greedy)
+    asked = _settings(from_shell, from_file, greedy)
     text = read_standard_input() if prompt == "-" else prompt
-    if "max_length" in settings:  # of prompt and text together
+    if "max_length" in asked:  # of prompt and text together
         of_both = f"must be given, since {recipe.source} has a max_length for a prompt and its text"
         refuse_if((prompts, "max_new_tokens", of_both))
-        most = settings.pop("max_length")
-        settings["max_new_tokens"] = _room(most, text, loaded.tokenizer)
+        longest = asked.pop("max_length")
+        asked["max_new_tokens"] = _new_tokens_within(longest, text, loaded.tokenizer)
     try:
-        valid = GenerationSettings(**settings)
+        valid = GenerationSettings(**asked)
         if prompts is None:
             valid.require_one_text()
     except GenerationError as error:
@@ -98,50 +96,93 @@ def generate(
             raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
         raise
 
-    model, tokenizer = loaded.model, loaded.tokenizer
+    tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise CheckpointError(f"{recipe.source} has no tokenizer")
     if prompts is not None and out is not None:
         with progress() as say:
             say(f"reading {prompts}", 0)
             places = 16 if batch_size is None else batch_size
-            file = TextFile(model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places)
+            file = TextFile(loaded.model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places)
         write_many(file)
-        return
-    if not json:
-        with progress() as say:
-            say("reading the prompt", 0.5)
-            pieces = stream_text(model, tokenizer, text, valid)
-            first = next(pieces, "")  # an error of the model comes before any output
-        PULSE.stop()
-        output = sys.stdout
-        with stdout_to_stderr():
-            _print(chain([text + first], pieces), output)
-        return
+    elif json:
+        _show_json(str(recipe.source), loaded.model, tokenizer, text, valid, asked)
+    else:
+        _show_text(loaded.model, tokenizer, text, valid)
+
+
+def _of_shell(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that the command line gives, checked before PyTorch is imported."""
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is not None:
+            given[name] = value
+    if "draft" in given:
+        given["draft"] = parse_draft(given["draft"])
+    for name, value in given.items():
+        check_value(name, value)
+    return given
+
+
+def _show_text(model: "GPT2", tokenizer: "Tokenizer", prompt: str, settings: GenerationSettings) -> None:
+    """Print the prompt, and each piece of the text when it is written."""
+    from minigpt.generation.decode import stream_text
+
+    with progress() as say:
+        say("reading the prompt", 0.5)
+        pieces = stream_text(model, tokenizer, prompt, settings)
+        first = next(pieces, "")  # an error of the model comes before any output
+    PULSE.stop()
+    output = sys.stdout
+    with stdout_to_stderr():
+        _print(chain([prompt + first], pieces), output)
+
+
+def _show_json(
+    source: str,
+    model: "GPT2",
+    tokenizer: "Tokenizer",
+    prompt: str,
+    settings: GenerationSettings,
+    asked: dict[str, Any],
+) -> None:
+    """Print the text with its settings and its speed as JSON; ``asked`` are the settings that JSON shows."""
+    from minigpt.checkpoint.norms import described_norms
+    from minigpt.generation.decode import complete_texts
+
     with progress() as say:
         say("writing the text", 0.5)
         begun = time.perf_counter()
-        (written,) = complete_texts(model, tokenizer, [text], valid)
+        (written,) = complete_texts(model, tokenizer, [prompt], settings)
         seconds = time.perf_counter() - begun
-    result = {"text": written.text, "settings": settings, "tokens_per_second": len(written.ids) / seconds}
-    result |= {"draft": "int8", "drafted": written.drafted, "accepted": written.accepted} if written.drafted else {}
-    print_json({"model": str(recipe.source), "norm": described_norms(model), "prompt": text, **result})
+    fields: dict[str, Any] = {"model": source, "norm": described_norms(model), "prompt": prompt}
+    fields |= {"text": written.text, "settings": asked, "tokens_per_second": len(written.ids) / seconds}
+    if written.drafted:
+        fields |= {"draft": "int8", "drafted": written.drafted, "accepted": written.accepted}
+    print_json(fields)
 
 
 def _print(pieces: Iterable[str], output: TextIO) -> None:
     for piece in pieces:
-        print(for_terminal(piece) if output.isatty() else piece, end="", flush=True, file=output)
+        if output.isatty():
+            piece = for_terminal(piece)
+        print(piece, end="", flush=True, file=output)
     print(file=output)
 
 
 def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in the fields of a generation_config.json, without those that are off."""
-    settings = {name: value for name, value in fields.items() if value is not None and not BOOKKEEPING.fullmatch(name)}
+    settings: dict[str, Any] = {}
+    for name, value in fields.items():
+        is_known = name in KNOWN_FIELDS or name == "stop_strings"
+        is_off = value is None or (not is_known and value is not True and value in OFF)
+        if not is_off and not BOOKKEEPING.fullmatch(name):
+            settings[name] = value
     if settings.get("top_k") == 0:
         del settings["top_k"]
     if "stop_strings" in settings:  # transformers' name
         settings["stop"] = settings.pop("stop_strings")
-    return {name: value for name, value in settings.items() if name in KNOWN or value is True or value not in OFF}
+    return settings
 
 
 def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
@@ -150,15 +191,22 @@ def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: boo
     if "max_new_tokens" in from_file | from_shell:
         settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens
     temperature = from_shell.get("temperature", from_file.get("temperature"))
-    if greedy or temperature == 0:  # the file's other settings shape a draw
-        unshaped = {name: value for name, value in settings.items() if name not in SHAPES_A_DRAW}
-        return unshaped | ({"do_sample": False} if greedy else {"temperature": 0}) | from_shell
+    if greedy or temperature == 0:
+        for name in SHAPES_A_DRAW:  # of the file
+            settings.pop(name, None)
+        if greedy:
+            settings["do_sample"] = False
+        else:
+            settings["temperature"] = 0
+        return settings | from_shell
     if any(name in SHAPES_A_DRAW for name in from_shell):
         settings["do_sample"] = True
-    return ({"temperature": 0.8} if settings["do_sample"] else {}) | settings | from_shell
+    if settings["do_sample"]:
+        settings = {"temperature": 0.8} | settings
+    return settings | from_shell
 
 
-def _room(most: Any, prompt: str, tokenizer: "Tokenizer | None") -> int:
+def _new_tokens_within(longest: Any, prompt: str, tokenizer: "Tokenizer | None") -> int:
     """Return the new tokens that a max_length leaves after a prompt.
 
     Raises:
@@ -166,27 +214,32 @@ def _room(most: Any, prompt: str, tokenizer: "Tokenizer | None") -> int:
     """
     from minigpt.generation.decode import prompt_ids
 
-    if not is_int(most):
-        raise GenerationError(f"max_length in generation_config.json must be a number of tokens, got {most!r:.200}")
-    length = 0 if tokenizer is None else len(prompt_ids(tokenizer, prompt))
-    if length >= most:
-        raise GenerationError(
-            f"max_length in generation_config.json is {most}, and the prompt has {length} tokens; give --max-new-tokens"
-        )
-    return most - length
+    if not is_int(longest):
+        raise GenerationError(f"max_length in generation_config.json must be a number of tokens, got {longest!r:.200}")
+    length = 0
+    if tokenizer is not None:
+        length = len(prompt_ids(tokenizer, prompt))
+    if length >= longest:
+        of_file = f"max_length in generation_config.json is {longest}"
+        raise GenerationError(f"{of_file}, and the prompt has {length} tokens; give --max-new-tokens")
+    return longest - length
 
 
 def write_many(file: "TextFile") -> None:
     """Write the texts that a file does not have, and close it. Show how many there are, and tokens per second."""
     if file.lines.torn is not None:
         _note(f"line {file.lines.torn} of {file.lines.path} was cut short; its text is written again")
-    if kept := len(file.lines.rows):
+    kept = len(file.lines.rows)
+    if kept:
         _note(f"{kept} texts are there already")
-    started, tokens, texts = time.perf_counter(), 0, 0
+    started = time.perf_counter()
+    tokens = 0
+    texts = 0
     with file, progress() as say:
         try:
             for text in file.write():
-                tokens, texts = tokens + len(text.ids), texts + 1
+                tokens += len(text.ids)
+                texts += 1
                 speed = tokens / (time.perf_counter() - started)
                 say(f"{kept + texts} of {file.total} texts, {speed:.0f} tokens/s", (kept + texts) / file.total)
         except KeyboardInterrupt:

@@ -1,12 +1,15 @@
 """minigpt info: what a checkpoint is."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from minigpt.cli.options import Json
 from minigpt.cli.output import STDOUT, for_terminal, progress, show
 from minigpt.errors import listing
+
+if TYPE_CHECKING:
+    from minigpt.tokenizer import Tokenizer
 
 
 def info(model: str = "demo", *, revision: str | None = None, json: Json = False) -> None:
@@ -24,7 +27,6 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
     from minigpt.checkpoint.pretrained import describe
     from minigpt.checkpoint.transformers_model import describe_other
     from minigpt.recipe import Recipe
-    from minigpt.report.numerals import brief
     from minigpt.tokenizer import Tokenizer
 
     facts: dict[str, Any] = {"model": model}
@@ -32,20 +34,42 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
         say(f"reading {model}", 0)
         files = Files.at(Recipe(model, revision=revision).place())
         tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-        is_other = files.architecture is not None
-        facts |= describe_other(files.place) if is_other else describe(files, tokenizer.id_count if tokenizer else 0)
-    if not is_other:
-        facts["norms"] = [
-            f"{site}: " + ", ".join(f"{name} {brief(low)} to {brief(high)}" for name, (low, high) in ranges.items())
-            for site, ranges in facts["norms"].items()
-        ]
+        if files.architecture is not None:
+            facts |= describe_other(files.place)
+        else:
+            facts |= describe(files, tokenizer.id_count if tokenizer else 0)
+            facts["norms"] = _norm_lines(facts["norms"])
     facts["tokenizer"] = "none"
     if tokenizer:
-        beyond = [token for token, number in tokenizer.backend.get_vocab().items() if number >= facts["vocabulary"]]
-        lacking = f"; the model has no embedding for {listing(beyond)}" if beyond else ""
-        facts["tokenizer"] = f"{tokenizer.kind} of {tokenizer.vocab_size} tokens{lacking}"
+        facts["tokenizer"] = _tokenizer_line(tokenizer, facts["vocabulary"])
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
-        shown = "\n".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+        lines = value if isinstance(value, list) else [value]
+        shown = "\n".join(map(str, lines)) or "none"
         table.add_row(name, for_terminal(shown))
     show(table, facts, STDOUT if json else None)
+
+
+def _norm_lines(sites: dict[str, dict[str, tuple[float, float]]]) -> list[str]:
+    """Return a line for each norm site, with the range of each of its Parameters."""
+    from minigpt.report.numerals import brief
+
+    lines: list[str] = []
+    for site, ranges in sites.items():
+        spans: list[str] = []
+        for name, (low, high) in ranges.items():
+            spans.append(f"{name} {brief(low)} to {brief(high)}")
+        lines.append(f"{site}: {', '.join(spans)}")
+    return lines
+
+
+def _tokenizer_line(tokenizer: "Tokenizer", vocabulary: int) -> str:
+    """Return the kind and the size of a tokenizer, and the tokens that a model of this vocabulary lacks."""
+    beyond: list[str] = []
+    for token, number in tokenizer.backend.get_vocab().items():
+        if number >= vocabulary:
+            beyond.append(token)
+    about = f"{tokenizer.kind} of {tokenizer.vocab_size} tokens"
+    if beyond:
+        about += f"; the model has no embedding for {listing(beyond)}"
+    return about

@@ -10,11 +10,11 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 from rich.markup import escape
@@ -23,7 +23,7 @@ from minigpt.choices import words_of
 from minigpt.cli.output import STDOUT, check_folder, check_writable
 from minigpt.config import presets_folder
 from minigpt.errors import ConfigError
-from minigpt.generation.settings import SETTINGS, SHELL
+from minigpt.generation.settings import SETTINGS, SHELL, Setting
 from minigpt.recipe import Recipe
 
 Given = frozenset[str]  # names of parameters
@@ -52,7 +52,9 @@ def _out_folder(param: typer.CallbackParam, value: Path) -> Path | None:
 def _refuse_dash(param: typer.CallbackParam, place: Path | None) -> None:
     """Refuse "-" in the place of a file or a folder: only JSON can be printed."""
     if place == STDOUT:
-        name = str(param.name).upper() if param.param_type_name == "argument" else param.opts[0]
+        name = param.opts[0]
+        if param.param_type_name == "argument":
+            name = str(param.name).upper()
         raise ConfigError(f"{name} must be a path, got '-'; only JSON can be printed")
 
 
@@ -67,16 +69,14 @@ Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
 Count = Annotated[int, typer.Option(min=1)]
 
 # The options that open a model: the fields of a Recipe that say what the help says of them.
-RECIPE = {
-    "model" if field.name == "source" else field.name: field
-    for field in dataclasses.fields(Recipe)
-    if "about" in field.metadata
-}
+RECIPE: dict[str, dataclasses.Field[Any]] = {}
+for _field in dataclasses.fields(Recipe):
+    if "about" in _field.metadata:
+        RECIPE[SPELLED.get(_field.name, _field.name)] = _field
 REPEATED = ("norm", "sites")  # where a command takes several recipes
 
 # What help says about parameters that several commands have.
 SHARED = {
-    **{name: field.metadata["about"] for name, field in RECIPE.items()},
     "preset": "Without --model: random weights of this shape; by default gpt2.",
     "draft": "Draft tokens in eight bits and verify them; the same text, sooner: int8, none, or auto: where it pays.",
     "json": "Print JSON.",
@@ -94,13 +94,31 @@ def _norms() -> Iterable[str]:
 
 # What a shell offers for a parameter.
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    **{name: partial(tuple, field.metadata["values"]) for name, field in RECIPE.items() if field.metadata["values"]},
     "norm": _norms,
     "check": _norms,
     "preset": lambda: (path.stem for path in presets_folder().glob("*.json")),
     "overflow": lambda: ("refuse", "slide"),
     "draft": lambda: ("auto", "int8", "none"),
 }
+
+for _name, _field in RECIPE.items():
+    SHARED[_name] = _field.metadata["about"]
+    if _field.metadata["values"]:
+        VALUES.setdefault(_name, partial(tuple, _field.metadata["values"]))
+
+
+class Help(NamedTuple):
+    """The sections of a command's docstring.
+
+    Attributes:
+        summary: its first paragraph.
+        about: its Args by name.
+        examples: its Examples, in Rich's markup.
+    """
+
+    summary: str
+    about: dict[str, str]
+    examples: str
 
 
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
@@ -109,19 +127,21 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     Keyword-only parameters become options and the others arguments. The docstring's first paragraph is the help. Its
     Args, and SHARED, describe the parameters, and its Examples end the help.
     """
-    summary, about, examples = _sections(command)
+    sections = _help_of(command)
+    about = SHARED | sections.about
     declared = inspect.signature(command).parameters
     parameters: list[inspect.Parameter] = []
     for parameter in declared.values():
         for each in _parameters(parameter):
-            parameters.append(_described(each, SHARED | about))
+            parameters.append(_with_help(each, about))
 
     def run(context: typer.Context, **values: Any) -> None:
         if "given" in declared:
             values["given"] = given_in(context)
-        for name in declared.keys() & {"recipe", "recipes"}:
-            recipes = recipes_of({field: values.pop(field) for field in RECIPE})
-            values[name] = recipes if name == "recipes" else recipes[0]
+        if "recipes" in declared:
+            values["recipes"] = _pop_recipes(values)
+        if "recipe" in declared:
+            values["recipe"] = _pop_recipes(values)[0]
         try:
             command(**values)
         except BrokenPipeError:  # nobody reads the rest; no status of a verdict may come of it
@@ -130,37 +150,65 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     parameters.sort(key=lambda parameter: parameter.kind)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # Typer reads both
-    app.command(command.__name__, help=summary, epilog=examples)(run)
+    hints: dict[str, Any] = {}
+    for parameter in parameters:
+        hints[parameter.name] = parameter.annotation
+    run.__annotations__ = hints  # Typer reads both
+    app.command(command.__name__, help=sections.summary, epilog=sections.examples)(run)
 
 
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """Yield a command's parameter; of a recipe one for each field of RECIPE, of ``**settings`` one for each setting.
 
     ``given`` is no option.
-
-    MODEL is an argument if the recipe is one. A setting without its option is None.
     """
-    option_of = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     if parameter.name == "given":
         return
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         for name, setting in SETTINGS.items():
             if SHELL in setting.users:
-                kinds = {int, float} & {setting.type, *get_args(setting.type)}
-                kind: Any = kinds.pop() if kinds else list[str] if name == "stop" else str
-                annotation = Annotated[kind | None, typer.Option(option(name), help=setting.about)]
-                yield option_of(name, default=None, annotation=annotation)
+                yield _of_setting(name, setting)
     elif parameter.name in ("recipe", "recipes"):
         for name, field in RECIPE.items():
-            if name == "model" and parameter.kind is not parameter.KEYWORD_ONLY:
-                yield inspect.Parameter(name, parameter.kind, annotation=str)
-                continue
-            kind = list[str] | None if parameter.name == "recipes" and name in REPEATED else field.metadata["kind"]
-            default = None if type(None) in get_args(kind) else field.default
-            yield option_of(name, default=default, annotation=kind)
+            yield _of_recipe(parameter, name, field)
     else:
         yield parameter
+
+
+def _of_setting(name: str, setting: Setting) -> inspect.Parameter:
+    """Return the parameter of a setting of generation; without its option it is None."""
+    kind: Any = list[str] if name == "stop" else _number_or_text(setting.type)
+    annotation = Annotated[kind | None, typer.Option(option_name(name), help=setting.about)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _number_or_text(type_: Any) -> type:
+    """Return the number that a type is or allows; str if it allows none."""
+    for number in (int, float):
+        if number is type_ or number in get_args(type_):
+            return number
+    return str
+
+
+def _of_recipe(recipe: inspect.Parameter, name: str, field: "dataclasses.Field[Any]") -> inspect.Parameter:
+    """Return the parameter of a recipe's field. MODEL is an argument if the recipe is one."""
+    if name == "model" and recipe.kind is not recipe.KEYWORD_ONLY:
+        return inspect.Parameter(name, recipe.kind, annotation=str)
+    kind = field.metadata["kind"]
+    if recipe.name == "recipes" and name in REPEATED:
+        kind = list[str] | None
+    default = field.default
+    if type(None) in get_args(kind):
+        default = None
+    return inspect.Parameter(name, recipe.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _pop_recipes(values: dict[str, Any]) -> list[Recipe]:
+    """Take the options in RECIPE out of the values, and return their recipes."""
+    opening: dict[str, Any] = {}
+    for name in RECIPE:
+        opening[name] = values.pop(name)
+    return recipes_of(opening)
 
 
 def recipes_of(values: dict[str, Any]) -> list[Recipe]:
@@ -169,42 +217,72 @@ def recipes_of(values: dict[str, Any]) -> list[Recipe]:
     Raises:
         ConfigError, NormError: as ``Recipe``; the argument is the option's name.
     """
-    chosen = {name: value for name, value in values.items() if value is not None}
+    chosen: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is not None:
+            chosen[name] = value
     source = chosen.pop("model", "demo")
-    if "keep" in chosen:
-        chosen["keep"] = () if chosen["keep"] == "none" else tuple(words_of(chosen["keep"]))
-    norms, sites = (value if isinstance(value, list) else [value] for value in map(chosen.pop, REPEATED, [None] * 2))
-    return [
-        Recipe(source, norm=norm, sites="*" if patterns is None else words_of(patterns), **chosen)
-        for norm, patterns in product(norms or [None], sites or [None])
-    ]
+    if chosen.get("keep") == "none":
+        chosen["keep"] = ()
+    elif "keep" in chosen:
+        chosen["keep"] = tuple(words_of(chosen["keep"]))
+    norms = _several(chosen.pop("norm", None))
+    sites = _several(chosen.pop("sites", None))
+    recipes: list[Recipe] = []
+    for norm, patterns in product(norms, sites):
+        where = "*" if patterns is None else words_of(patterns)
+        recipes.append(Recipe(source, norm=norm, sites=where, **chosen))
+    return recipes
 
 
-def _sections(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
-    """Return a docstring's first paragraph, its Args by name, and its Examples in Rich's markup."""
+def _several(value: list[str] | str | None) -> Sequence[str | None]:
+    """Return the values of an option that may be repeated; None for one that is not given."""
+    if isinstance(value, list):
+        return value or [None]
+    return [value]
+
+
+def _help_of(command: Callable[..., None]) -> Help:
+    """Return the help in a command's docstring."""
     docstring = escape(inspect.getdoc(command) or "")
     head, _, examples = docstring.partition("\nExamples:\n")
     summary, _, args = head.partition("\nArgs:\n")
-    about = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", args, re.M)}
-    marked = re.sub(r"^(.*minigpt .*)$", r"[bold]\1[/]\n", textwrap.dedent(examples), flags=re.M)
-    marked = re.sub(r"(?<!\n)\n(?!\n)", " ", marked)  # a sentence is wrapped at the terminal's width
-    return summary.strip(), about, f"Examples:\n\n{marked}" if examples else ""
+    about: dict[str, str] = {}
+    for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", args, re.M):
+        about[name] = " ".join(text.split())
+    if examples:
+        marked = re.sub(r"^(.*minigpt .*)$", r"[bold]\1[/]\n", textwrap.dedent(examples), flags=re.M)
+        marked = re.sub(r"(?<!\n)\n(?!\n)", " ", marked)  # a sentence is wrapped at the terminal's width
+        examples = f"Examples:\n\n{marked}"
+    return Help(summary.strip(), about, examples)
 
 
-def _described(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.Parameter:
-    """Return the parameter with what help says about it, and with what a shell offers for it."""
-    hint, name = parameter.annotation, parameter.name
+def _with_help(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.Parameter:
+    """Return the parameter with its help, and with the values that a shell offers for it."""
+    hint = parameter.annotation
+    name = parameter.name
     if get_origin(hint) is Annotated:
         hint, declared = get_args(hint)
         info = copy.copy(declared)
     elif parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
         info = typer.Argument(metavar=name.upper())
+    elif hint is bool:
+        info = typer.Option(option_name(name))  # no --no-NAME for a flag
     else:
-        info = typer.Option(option(name)) if hint is bool else typer.Option()  # no --no-NAME for a flag
+        info = typer.Option()
     info.help = about.get(name, info.help)
     if name in VALUES:
-        info.autocompletion = lambda incomplete: sorted(word for word in VALUES[name]() if word.startswith(incomplete))
+        info.autocompletion = lambda incomplete: _completions(name, incomplete)
     return parameter.replace(annotation=Annotated[hint, info])
+
+
+def _completions(name: str, incomplete: str) -> list[str]:
+    """Return the values of a parameter that begin with these characters."""
+    found: list[str] = []
+    for word in sorted(VALUES[name]()):
+        if word.startswith(incomplete):
+            found.append(word)
+    return found
 
 
 def with_values(words: list[str]) -> list[str]:
@@ -213,15 +291,21 @@ def with_values(words: list[str]) -> list[str]:
     Raises:
         ConfigError: if a ``--json`` stands before the reports of ``--compare``, so that it would take the first.
     """
-    bare = {"--ray": "local"} | ({"--json": "-"} if words[:1] and words[0] in ("bench", "parity", "sites") else {})
+    bare = {"--ray": "local"}
+    if words and words[0] in ("bench", "parity", "sites"):
+        bare["--json"] = "-"
+    compares = "--compare" in words
+    ended = [*words, "--", "--"]
     complete: list[str] = []
-    for word, after, beyond in zip(words, [*words[1:], "--"], [*words[2:], "--", "--"], strict=False):
-        takes_report = word == "--json" and not after.startswith("-") and not beyond.startswith("-")
-        if takes_report and "--compare" in words:
+    for index, word in enumerate(words):
+        after, beyond = ended[index + 1 : index + 3]
+        has_values = not (after.startswith("-") or beyond.startswith("-"))
+        if word == "--json" and compares and has_values:
             message = f"before reports must be --json=FILE, or --json=- to print, got --json {after} {beyond}"
             raise ConfigError(message, argument="json")
-        is_bare = word in bare and after.startswith("--")
-        complete.append(f"{word}={bare[word]}" if is_bare else word)
+        if word in bare and after.startswith("--"):
+            word = f"{word}={bare[word]}"
+        complete.append(word)
     return complete
 
 
@@ -241,7 +325,7 @@ def parse_draft(draft: str) -> str | None:
     return None if draft == "none" else draft
 
 
-def option(name: str) -> str:
+def option_name(name: str) -> str:
     """Return the option of a parameter's name."""
     name = SPELLED.get(name, name)
     return f"--{name.replace('_', '-')}"

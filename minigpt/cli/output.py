@@ -31,7 +31,10 @@ class ResultConsole(Console):
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
         in_pipe = not self.is_terminal and "COLUMNS" not in os.environ
-        self.width = WIDEST if in_pipe else max(self.width, NARROWEST)
+        if in_pipe:
+            self.width = WIDEST
+        else:
+            self.width = max(self.width, NARROWEST)
 
     def on_broken_pipe(self) -> None:
         """Leave the error to the command, where Rich would end the process with status 1, that of a verdict."""
@@ -40,9 +43,13 @@ class ResultConsole(Console):
 
 def for_terminal(text: str) -> str:
     """Return the text with its control characters escaped, except newlines and tabs: a terminal would obey them."""
-    return "".join(
-        c if c in "\n\t" or unicodedata.category(c) != "Cc" else c.encode("unicode_escape").decode() for c in text
-    )
+    shown: list[str] = []
+    for character in text:
+        is_control = unicodedata.category(character) == "Cc" and character not in "\n\t"
+        if is_control:
+            character = character.encode("unicode_escape").decode()
+        shown.append(character)
+    return "".join(shown)
 
 
 def show(
@@ -79,13 +86,21 @@ def check_writable(file: Path | None) -> Path | None:
     Raises:
         MiniGPTError: if it is a folder, its folder is missing, or permission is denied.
     """
-    if file not in (None, STDOUT):
-        is_device = file.exists() and not file.is_file()  # or a folder
-        places = [file] if is_device else [file, file.parent]  # a new file beside it takes its name
-        is_denied = not all(os.access(place, os.W_OK) for place in places if place.exists())
-        if is_denied or places[-1].is_dir() == is_device:
-            raise MiniGPTError(f"cannot write {file}: it is a folder, its folder is missing, or permission is denied")
+    if file not in (None, STDOUT) and not _is_writable(file):
+        raise MiniGPTError(f"cannot write {file}: it is a folder, its folder is missing, or permission is denied")
     return file
+
+
+def _is_writable(file: Path) -> bool:
+    if file.is_dir():
+        return False
+    if file.exists() and not os.access(file, os.W_OK):
+        return False
+    is_device = file.exists() and not file.is_file()
+    if is_device:
+        return True
+    folder = file.parent  # a new file in it takes the old one's name
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def check_folder(folder: Path | None) -> Path | None:
@@ -94,10 +109,13 @@ def check_folder(folder: Path | None) -> Path | None:
     Raises:
         MiniGPTError: if it cannot be made or written to.
     """
-    if folder is not None:
-        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not (place.is_dir() and os.access(place, os.W_OK)):
-            raise MiniGPTError(f"cannot write to {folder}: {place} is no folder, or permission is denied")
+    if folder is None:
+        return None
+    place = folder
+    while not place.exists():
+        place = place.absolute().parent
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise MiniGPTError(f"cannot write to {folder}: {place} is no folder, or permission is denied")
     return folder
 
 
@@ -160,7 +178,8 @@ class Pulse:
         begin = time.monotonic()
         while not stopped.wait(LINE_SECONDS):
             with suppress(OSError, ValueError):  # nobody reads it, or it is closed
-                print(f"{time.monotonic() - begin:.0f} s, {self.done:.0%}: {self.step}", file=sys.stderr, flush=True)
+                seconds = time.monotonic() - begin
+                print(f"{seconds:.0f} s, {self.done:.0%}: {self.step}", file=sys.stderr, flush=True)
 
 
 PULSE = Pulse()  # of the command that this process runs

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,6 +16,26 @@ from minigpt.errors import CheckpointError, GenerationError
 if TYPE_CHECKING:
     from minigpt.judge.perplexity import Perplexity
     from minigpt.recipe import Recipe
+
+
+class NamedText(NamedTuple):
+    """A text, and its name in messages."""
+
+    name: str
+    content: str
+
+
+class Result(NamedTuple):
+    """The perplexity of a text."""
+
+    name: str
+    perplexity: "Perplexity"
+
+    def fields(self) -> dict[str, Any]:
+        """Return what JSON shows of it."""
+        fields = {"text": self.name} | dataclasses.asdict(self.perplexity)
+        del fields["rows"]
+        return fields
 
 
 def perplexity(
@@ -41,15 +61,12 @@ def perplexity(
         minigpt perplexity ./tuned one.txt two.txt stories.jsonl --norm rms --json
     """
     from minigpt.checkpoint.norms import described_norms
-    from minigpt.judge.perplexity import JSON_LINES, mean_perplexities, measure, texts_of
+    from minigpt.judge.perplexity import JSON_LINES, mean_perplexities, measure
 
-    results: list[tuple[str, Perplexity]] = []
+    results: list[Result] = []
     with progress() as say:
         say(f"reading {text[0]}", 0)
-        texts: list[tuple[str, str]] = []
-        for file in text:
-            for number, content in enumerate(texts_of(file), 1):
-                texts.append((f"{file}:{number}" if file.suffix in JSON_LINES else str(file), content))
+        texts = _named_texts(text)
         if not texts:
             raise GenerationError(f"{text[0]} has no text")
         say(f"reading {recipe.source}", 0)
@@ -58,7 +75,8 @@ def perplexity(
             raise CheckpointError(f"{text[0]} needs a tokenizer, and {recipe.source} has none")
 
         def within(words: str, share: float) -> None:
-            say(f"{texts[len(results)][0]}: {words}", (len(results) + share) / len(texts))
+            done = len(results)
+            say(f"{texts[done].name}: {words}", (done + share) / len(texts))
 
         for name, content in texts:
             within("turning the text into tokens", 0)
@@ -67,28 +85,43 @@ def perplexity(
                 raise GenerationError(
                     f"the perplexity of {name} is {result.perplexity}, since the logits are not finite, or too large"
                 )
-            results.append((name, result))
+            results.append(Result(name, result))
     norms = described_norms(model)
-    fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
-    rows = [{"text": name, **_fields(result)} for name, result in results]
     by = f"by {recipe.source} with {norms}"
+    fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
+    rows = [result.fields() for result in results]
     if len(text) == 1 and text[0].suffix not in JSON_LINES:
         ((name, result),) = results
         summary: RenderableType = f"{result.perplexity:.6g}  perplexity of {name} {by}\n{result.protocol}"
         fields |= rows[0]
     else:
-        means = mean_perplexities([result for _, result in results])
-        table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
-        for name, result in results:
-            table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")
+        means = mean_perplexities([result.perplexity for result in results])
         summary = Group(
-            table,
+            _table(results),
             f"{means['perplexity']:.6g}  perplexity of the {means['scored']:,} tokens {by}",
             f"{means['perplexity_by_text']:.6g}  perplexity of the {len(results):,} texts, each counted once",
         )
-        fields |= means | {"texts": rows}
+        fields |= means
+        fields["texts"] = rows
     show(summary, fields, STDOUT if json else None)
 
 
-def _fields(result: "Perplexity") -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(result).items() if name != "rows"}
+def _named_texts(files: list[Path]) -> list[NamedText]:
+    """Return the texts of files, each named by its file, in a .jsonl file by its line too."""
+    from minigpt.judge.perplexity import JSON_LINES, texts_of
+
+    texts: list[NamedText] = []
+    for file in files:
+        for number, content in enumerate(texts_of(file), 1):
+            name = str(file)
+            if file.suffix in JSON_LINES:
+                name += f":{number}"
+            texts.append(NamedText(name, content))
+    return texts
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
+    for name, result in results:
+        table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")
+    return table

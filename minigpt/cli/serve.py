@@ -11,13 +11,22 @@ from minigpt.cli.options import parse_draft, refuse_if
 if TYPE_CHECKING:
     from minigpt.recipe import Recipe
 
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # listens on all; the loopback address is one of these
+
 
 def serve(
-    *, recipes: "list[Recipe]", host: str = "127.0.0.1", port: int = 8000, draft: str = "auto",
+    *,
+    recipes: "list[Recipe]",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    draft: str = "auto",
     api_key: Annotated[str | None, typer.Option(envvar="MINIGPT_API_KEY")] = None,
-    max_batch: int = 16, max_queue: int = 256, allow_host: list[str] | None = None,
-    allow_origin: list[str] | None = None, grace: int = 30,
-) -> None:  # fmt: skip
+    max_batch: int = 16,
+    max_queue: int = 256,
+    allow_host: list[str] | None = None,
+    allow_origin: list[str] | None = None,
+    grace: int = 30,
+) -> None:
     """Serve a model behind OpenAI's completions API, with a page that shows two norms side by side.
 
     Args:
@@ -46,26 +55,40 @@ def serve(
     from minigpt.machine import settle_memory
 
     is_local = is_loopback(host)
+    is_open = not is_local and api_key is None
     refuse_if(
-        (
-            not is_local and api_key is None,
-            "host",
-            f"{host} is open to others, so it needs --api-key or MINIGPT_API_KEY",
-        ),
+        (is_open, "host", f"{host} is open to others, so it needs --api-key or MINIGPT_API_KEY"),
         (not 0 <= grace <= 86400, "grace", f"must be within [0, 86400], got {grace}"),
     )
+    allowed_hosts = None
+    if is_local or allow_host:
+        allowed_hosts = [*LOOPBACK, host, *(allow_host or [])]
     settle_memory()
     with listen(host, port) as listening:
         models, tokenizer = open_models(recipes)
         application = app(
-            models, tokenizer=tokenizer, api_key=api_key, max_batch=max_batch, max_queue=max_queue,
+            models,
+            tokenizer=tokenizer,
+            api_key=api_key,
+            max_batch=max_batch,
+            max_queue=max_queue,
             draft=parse_draft(draft),
-            allowed_hosts=[*LOOPBACK, host, *(allow_host or [])] if is_local or allow_host else None,
+            allowed_hosts=allowed_hosts,
             allowed_origins=allow_origin or (),
-        )  # fmt: skip
-        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        address = f"http://{name}:{listening.getsockname()[1]}"
-        run(application, listening, grace, _first_lines(address, next(iter(models)), api_key is not None))
+        )
+        _, port = listening.getsockname()[:2]
+        first_model = next(iter(models))
+        ready = _first_lines(f"http://{_name_in_url(host)}:{port}", first_model, api_key is not None)
+        run(application, listening, grace, ready)
+
+
+def _name_in_url(host: str) -> str:
+    """Return the name by which this machine reaches a server that listens on an address."""
+    if host in ANY_ADDRESS:
+        return ANY_ADDRESS[host]
+    if ":" in host:  # of IPv6
+        return f"[{host}]"
+    return host
 
 
 def _first_lines(address: str, model: str, needs_key: bool) -> str:

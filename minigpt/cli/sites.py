@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
@@ -39,10 +39,16 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
         ids = rows_of_text(model, tokenizer, text)
         say(f"reading {text}", 0.5)
-        rows = look(model, ids)
-    about = f"{ids.numel():,} tokens of {text}, in rows of {ids.shape[1]:,}"
-    fields = {"model": str(recipe.source), "text": str(text), "tokens": ids.numel(), "row": ids.shape[1],
-              "norm_sites": [dataclasses.asdict(site) for site in rows]}  # fmt: skip
-    title = f"Norm sites of {recipe.source}"
-    parts = look_parts(rows, about)
-    show(Group(*printed(parts)), fields, json_file, html, lambda: render(title, [Sheet(title, parts, about=about)]))
+        seen = look(model, ids)
+    tokens = ids.numel()
+    width = ids.shape[1]
+    about = f"{tokens:,} tokens of {text}, in rows of {width:,}"
+    fields: dict[str, Any] = {"model": str(recipe.source), "text": str(text), "tokens": tokens, "row": width}
+    fields["norm_sites"] = list(map(dataclasses.asdict, seen))
+    parts = look_parts(seen, about)
+
+    def page() -> str:
+        title = f"Norm sites of {recipe.source}"
+        return render(title, [Sheet(title, parts, about=about)])
+
+    show(Group(*printed(parts)), fields, json_file, html, page)
