@@ -65,7 +65,7 @@ def app(
     tokenizer = tokenizer or Tokenizer.from_pretrained("demo")
     for name, model in models.items():
         check_gpt2(model)
-        used = model.config.used_vocab_size or model.config.vocab_size
+        used = vocabulary_of(model)
         if tokenizer.id_count < used:
             message = f"has {tokenizer.id_count} ids, and model {name!r} has {used}"
             raise ConfigError(message, argument="tokenizer")
@@ -86,15 +86,19 @@ def open_models(recipes: Sequence[Recipe]) -> tuple[dict[str, GPT2], Tokenizer]:
         MiniGPTError: if a model cannot be opened, it has no tokenizer, or two have the same id.
     """
     source = recipes[0].source
-    name = Path(source).resolve().name if Path(source).exists() else str(source)
+    name = str(source)
+    if Path(source).exists():
+        name = Path(source).resolve().name
     first, tokenizer = recipes[0].open()
     if tokenizer is None:
         raise CheckpointError(f"{source} has no tokenizer")
     models = {name: first}
+    has_several_sites = len({recipe.sites for recipe in recipes}) > 1
     for recipe in recipes[1:]:
         model, _ = recipe.open()
-        sites = f":{','.join(recipe.sites)}" if len({recipe.sites for recipe in recipes}) > 1 else ""
-        id = f"{name}:{recipe.norm and name_of(recipe.norm)}{sites}"
+        id = f"{name}:{recipe.norm and name_of(recipe.norm)}"
+        if has_several_sites:
+            id += f":{','.join(recipe.sites)}"
         if id in models or recipe in recipes[: len(models)]:
             raise ConfigError(f"{recipe.norm} is given twice", argument="norm")
         share_weights(first, model)
@@ -109,14 +113,23 @@ def share_weights(first: GPT2, other: GPT2) -> None:
         first, other: models of one checkpoint.
     """
     sites = other.norm_modules()
+    of_norms: set[str] = set()
+    for site, norm in sites.items():
+        of_norms |= {name for name, _ in norm.named_modules(prefix=site)}
     for name, module in list(other.named_modules()):
-        if not (list(module.children()) or any(name == site or name.startswith(f"{site}.") for site in sites)):
+        is_leaf = not list(module.children())
+        if is_leaf and name not in of_norms:
             other.set_submodule(name, first.get_submodule(name))
     for site, norm in sites.items():
         of_first = dict(first.get_submodule(site).named_parameters(recurse=False))
         for role, parameter in list(norm.named_parameters(recurse=False)):
             if role in of_first and torch.equal(parameter, of_first[role]):
                 setattr(norm, role, of_first[role])
+
+
+def vocabulary_of(model: GPT2) -> int:
+    """Return how many ids of a model have a text; the others pad its vocabulary."""
+    return model.config.used_vocab_size or model.config.vocab_size
 
 
 def missing(error: ModuleNotFoundError, extra: str = "serve") -> ConfigError:

@@ -30,15 +30,19 @@ class Guard:
     def __init__(
         self, app: ASGIApp, *, meters: Meters, api_key: str | None, hosts: Sequence[str] | None, origins: Sequence[str]
     ) -> None:
-        self.app, self.meters = app, meters
-        self.key = None if api_key is None else api_key.encode()
-        self.hosts, self.origins = None if hosts is None else {host.lower() for host in hosts}, set(origins)
+        self.app = app
+        self.meters = meters
+        self.authorization = None if api_key is None else b"Bearer " + api_key.encode()
+        self.hosts = None if hosts is None else set(map(str.lower, hosts))
+        self.origins = set(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, is_sent = time.monotonic(), GONE, False
+        began = time.monotonic()
+        status = GONE
+        is_sent = False
 
         async def noted(message: Message) -> None:
             nonlocal status, is_sent
@@ -69,21 +73,27 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        name = _without_port(host)
         if self.hosts is not None and name not in self.hosts:
             message = f"the Host header is {host!r:.100}, and this server answers to {', '.join(sorted(self.hosts))}"
             raise RefusalError(403, message, code="host_not_allowed")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and origin.lower() not in (f"http://{host}", f"https://{host}") and origin not in self.origins:
+        is_own = origin.lower() in ("", f"http://{host}", f"https://{host}")
+        if not is_own and origin not in self.origins:
             message = f"pages of {origin!r:.100} may not use this server; start it with --allow-origin to permit them"
             raise RefusalError(403, message, code="origin_not_allowed")
-        if (
-            self.key is not None
-            and scope["path"] not in OPEN
-            and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self.key)
-        ):
+        if self.authorization is None or scope["path"] in OPEN:
+            return
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self.authorization):
             message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise RefusalError(401, message, code="invalid_api_key")
+
+
+def _without_port(host: str) -> str:
+    """Return the name in a Host header; an address of IPv6 has colons of its own, in brackets."""
+    if host.endswith("]"):
+        return host
+    return host.rpartition(":")[0] or host
 
 
 async def _whole_body(receive: Receive) -> Receive:
@@ -94,12 +104,15 @@ async def _whole_body(receive: Receive) -> Receive:
     Raises:
         RefusalError: if it is too large.
     """
-    parts, size, more = [], 0, True
+    parts: list[bytes] = []
+    size = 0
+    more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        more, part = message.get("more_body", False), message.get("body", b"")
+        more = message.get("more_body", False)
+        part = message.get("body", b"")
         size += len(part)
         if size <= MAX_BODY:
             parts.append(part)
@@ -108,6 +121,8 @@ async def _whole_body(receive: Receive) -> Receive:
     waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
     async def next_message() -> Message:
-        return waiting.pop() if waiting else await receive()
+        if waiting:
+            return waiting.pop()
+        return await receive()
 
     return next_message

@@ -4,6 +4,7 @@ R rows, V vocabulary.
 """
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from torch import Tensor
 
 from minigpt.errors import GenerationError
-from minigpt.generation.batch import Batch
+from minigpt.generation.batch import Batch, Piece
 from minigpt.generation.choosing import NoTokenLeftError, next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
@@ -27,7 +28,7 @@ LOWEST_LOGPROB = -9999.0  # log-probability instead of -inf, which JSON does not
 NOT_NUMBERS = "the model's logits are NaN or infinite; its weights, norms or dtype cannot compute this text"
 
 
-class Channel:
+class EventChannel:
     """Events for one client. Create it in the client's coroutine.
 
     Attributes:
@@ -36,7 +37,8 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self.opened, self.disconnected = time.monotonic(), False
+        self.opened = time.monotonic()
+        self.disconnected = False
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Any, bool]] = asyncio.Queue()
 
@@ -62,7 +64,8 @@ class Channel:
             ClientDisconnect: if the client hangs up.
             RefusalError, NoTokenLeftError: if the request has failed.
         """
-        watch, is_last = asyncio.create_task(self._watch(request)), False
+        watch = asyncio.create_task(self._watch(request))
+        is_last = False
         try:
             while not is_last:
                 event, is_last = await self._events.get()
@@ -79,20 +82,32 @@ class Channel:
         self.fail(ClientDisconnect())
 
 
+@dataclasses.dataclass(eq=False)
 class RequestRow(Row):
     """One of a request's texts.
 
     Attributes:
-        job: the request.
+        job: the request, which ``join`` sets.
         index: its number among the request's texts.
         tokens: those that the next event reports, if the request wants log-probabilities.
         is_read: its text is read to the end.
     """
 
-    job: "Job"
-    index: int
-    tokens: list[Token]
-    is_read: bool
+    job: "Job" = dataclasses.field(init=False, repr=False)
+    index: int = 0
+    tokens: list[Token] = dataclasses.field(default_factory=list)
+    is_read: bool = False
+
+    def join(self, job: "Job", index: int) -> None:
+        """Become the text of this number of a request, and report what it asks for."""
+        self.job = job
+        self.index = index
+        if job.body.logprobs is None:
+            return
+        self.may_draft = False  # log-probabilities need the logits of each token
+        if job.body.echo:
+            self.scores_prompt = True
+            self.tokens = [Token(self.ids[0], None, [])]
 
     @property
     def is_wanted(self) -> bool:
@@ -115,13 +130,12 @@ class Job:
     """
 
     def __init__(self, body: CompletionRequest, rows: list[RequestRow]) -> None:
-        self.body, self.channel = body, Channel()
-        self.waiting, self._unfinished = deque(rows), len(rows)
+        self.body = body
+        self.channel = EventChannel()
+        self.waiting = deque(rows)
+        self._unfinished = len(rows)
         for index, row in enumerate(rows):
-            row.job, row.index, row.is_read = self, index, False
-            row.may_draft = body.logprobs is None  # log-probabilities need the logits of each token
-            row.scores_prompt = body.echo and body.logprobs is not None
-            row.tokens = [Token(row.ids[0], None, [])] if row.scores_prompt else []
+            row.join(self, index)
 
     @property
     def count_waiting(self) -> int:
@@ -130,8 +144,10 @@ class Job:
 
     def report(self, row: RequestRow) -> None:
         """Send what a text has added since the last report."""
-        self._unfinished -= row.end is not None
-        event = TextEvent(row.index, row.take_text(), len(row.ids) - row.prompt_length, row.tokens, row.end)
+        if row.end is not None:
+            self._unfinished -= 1
+        total = len(row.ids) - row.prompt_length
+        event = TextEvent(row.index, row.take_text(), total, row.tokens, row.end)
         self.channel.send(event, not self._unfinished)
         row.tokens = []
 
@@ -145,9 +161,14 @@ def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], 
     logprobs = logits.float().log_softmax(-1).clamp_min(LOWEST_LOGPROB)  # (R, V)
     chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
     named = logprobs[:, : model.config.used_vocab_size]  # those that have a text
-    values, likeliest = (part.tolist() for part in named.topk(min(alternatives, named.shape[-1])))
-    tops = [list(zip(*pair, strict=True)) for pair in zip(likeliest, values, strict=True)]
-    return [Token(*token) for token in zip(ids, chosen, tops, strict=True)]
+    likeliest = named.topk(min(alternatives, named.shape[-1]))
+    values = likeliest.values.tolist()
+    indices = likeliest.indices.tolist()
+    tokens: list[Token] = []
+    for row, (id, logprob) in enumerate(zip(ids, chosen, strict=True)):
+        top = list(zip(indices[row], values[row], strict=True))
+        tokens.append(Token(id, logprob, top))
+    return tokens
 
 
 class Comparison:
@@ -165,27 +186,42 @@ class Comparison:
     def __init__(
         self, models: tuple[GPT2, GPT2], rows: tuple[Row, Row], alternatives: int, token_text: Callable[[int], str]
     ) -> None:
-        self.models, self.rows, self.alternatives, self.token_text = models, rows, alternatives, token_text
-        self.channel, self.is_over = Channel(), False
+        self.models = models
+        self.rows = rows
+        self.alternatives = alternatives
+        self.token_text = token_text
+        self.channel = EventChannel()
+        self.is_over = False
         self._batches: list[Batch] = []
 
     def step(self, budget: int) -> None:
         """Read up to ``budget`` tokens of the prompt, or add a token to each text that is not over; report tokens."""
         if not self._batches:
-            columns = len(self.rows[0].ids) + self.rows[0].settings.max_new_tokens
-            self._batches = [Batch(model, 2, columns) for model in self.models]
-            for batch in self._batches:
-                batch.add(self.rows)
-        pieces = [piece for batch in self._batches for piece in batch.read(budget) if piece.is_whole]
+            self._batches = self._new_batches()
+        pieces: list[Piece] = []
+        for batch in self._batches:
+            pieces += batch.read(budget)
         events: list[dict[str, Any]] = []
         for side, row in enumerate(self.rows):
-            if logits := [piece.logits for piece in pieces if piece.row is row]:  # of both models
+            logits = [piece.logits for piece in pieces if piece.is_whole and piece.row is row]  # of both models
+            if logits:
                 events.append(self._event(side, row, logits))
+        ended = [row for row in self.rows if row.end]
         for batch in self._batches:
-            batch.drop([row for row in self.rows if row.end])
-        self.is_over = all(row.end for row in self.rows)
+            batch.drop(ended)
+        self.is_over = len(ended) == len(self.rows)
         for event in events:
             self.channel.send(event, self.is_over and event is events[-1])
+
+    def _new_batches(self) -> list[Batch]:
+        """Return a batch for each model, with both texts."""
+        columns = len(self.rows[0].ids) + self.rows[0].settings.max_new_tokens
+        batches: list[Batch] = []
+        for model in self.models:
+            batch = Batch(model, 2, columns)
+            batch.add(self.rows)
+            batches.append(batch)
+        return batches
 
     @torch.inference_mode()
     def _event(self, side: int, row: Row, logits: list[Float[Tensor, "1 vocab"]]) -> dict[str, Any]:
@@ -208,8 +244,14 @@ class Comparison:
         def shown(id: int) -> dict[str, Any]:
             return {"id": id, "token": self.token_text(id), "probabilities": probabilities[:, id].tolist()}
 
-        alternatives = sorted(map(shown, dict.fromkeys(likeliest)), key=lambda one: -sum(one["probabilities"]))
+        alternatives = [shown(id) for id in dict.fromkeys(likeliest)]
+        alternatives.sort(key=lambda one: -sum(one["probabilities"]))
         return {
-            "side": side, "position": position, "text": row.take_text(), "kl": max(kl, 0.0),
-            "chosen": shown(token), "alternatives": alternatives, "finish_reason": REASONS[row.end],
-        }  # fmt: skip
+            "side": side,
+            "position": position,
+            "text": row.take_text(),
+            "kl": max(kl, 0.0),
+            "chosen": shown(token),
+            "alternatives": alternatives,
+            "finish_reason": REASONS[row.end],
+        }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -20,11 +20,9 @@ from minigpt.generation.settings import HTTP, SETTINGS, check_value
 from minigpt.tokenizer import Tokenizer
 from minigpt.version import __version__
 
-TOKENS_AT_ONCE = (
-    4  # with log-probabilities, that are collected before other requests and the computing thread get a turn
-)
+TOKENS_AT_ONCE = 4  # whose log-probabilities are collected before other requests and the computing thread get a turn
 REASONS = {None: None, "eos": "stop", "stop": "stop", "length": "length"}  # Row.end -> finish_reason
-KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}  # by status
 NOT_JSON = "the body must be a JSON object in UTF-8, sent with 'Content-Type: application/json'"
 MESSAGES = {  # of the framework's errors, by status
@@ -55,7 +53,9 @@ class RefusalError(MiniGPTError):
 
     def encoded(self) -> bytes:
         """Return the error object as JSON."""
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = "server_error"
+        if self.status < 500:
+            kind = ERROR_TYPES.get(self.status, "invalid_request_error")
         return to_json({"error": {"message": str(self), "type": kind, "param": self.argument, "code": self.code}})
 
     def event(self) -> bytes:
@@ -76,9 +76,10 @@ def refusal_of(error: BaseException) -> RefusalError:
         case RefusalError():
             return error
         case MiniGPTError():  # its argument is named as in Python
-            return RefusalError(
-                400, error.message, "max_tokens" if error.argument == "max_new_tokens" else error.argument
-            )
+            field = error.argument
+            if field == "max_new_tokens":
+                field = "max_tokens"
+            return RefusalError(400, error.message, field)
         case RequestValidationError():
             return _refusal_of_body(error)
         case HTTPException():
@@ -90,27 +91,48 @@ def refusal_of(error: BaseException) -> RefusalError:
 
 
 def _refusal_of_body(error: RequestValidationError) -> RefusalError:
+    """Return the error about the first mistake that pydantic has found in a body."""
     first = error.errors()[0]
-    if isinstance(refusal := first.get("ctx", {}).get("error"), MiniGPTError):
+    refusal = first.get("ctx", {}).get("error")
+    if isinstance(refusal, MiniGPTError):  # of a rule of the settings
         return refusal_of(refusal)
     _, *place = first["loc"]
-    if not place or not isinstance(field := place[-1] if first["type"] == "extra_forbidden" else place[0], str):
+    if not place:
+        return RefusalError(400, NOT_JSON)
+    field = place[0]
+    if first["type"] == "extra_forbidden":
+        field = place[-1]
+    if not isinstance(field, str):
         return RefusalError(400, NOT_JSON)
     message = BODY_MESSAGES.get(first["type"]) or BODY_MESSAGES.get(field)
-    message = message or re.sub(r"^\w+ should", "must", first["msg"]) + f", got {first['input']!r:.100}"
+    if message is None:
+        needs = re.sub(r"^\w+ should", "must", first["msg"])
+        message = f"{needs}, got {first['input']!r:.100}"
     return RefusalError(400, message, field[:64])
 
 
-def ruled(name: str) -> PlainValidator:
-    """Return the check of a setting of generation: its values must obey the rule for HTTP."""
+def rule_first(name: str) -> BeforeValidator:
+    """Return the check of a setting of generation by its rule for HTTP, before pydantic checks the type.
+
+    The rule limits how much there is to check, and its message says what a value needs.
+    """
 
     def check(value: Any) -> Any:
-        if isinstance(value, dict):  # of logit_bias; JSON's keys are strings
-            value = {int(key) if key.isdecimal() and len(key) < 20 else key: number for key, number in value.items()}
+        if isinstance(value, dict):  # of logit_bias
+            value = _with_ids(value)
         check_value(name, value, HTTP)
         return value
 
-    return PlainValidator(check, json_schema_input_type=SETTINGS[name].type)
+    return BeforeValidator(check)
+
+
+def _with_ids(biases: dict[str, Any]) -> dict[str | int, Any]:
+    """Return a map whose keys are numbers where they say one: in JSON all keys are strings."""
+    numbered: dict[str | int, Any] = {}
+    for key, number in biases.items():
+        is_id = key.isdecimal() and len(key) < 20
+        numbered[int(key) if is_id else key] = number
+    return numbered
 
 
 # Fields of OpenAI's and vLLM's completions that this server does not have, with the values that ask for what it does.
@@ -132,16 +154,18 @@ class Body(BaseModel):
     def _without_neutral(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {
-            name: value for name, value in fields.items() if value is not None and value not in NEUTRAL.get(name, ())
-        }
+        kept: dict[str, Any] = {}
+        for name, value in fields.items():
+            if value is not None and value not in NEUTRAL.get(name, ()):
+                kept[name] = value
+        return kept
 
 
-_SETTINGS: dict[str, Any] = {
-    name: (Annotated[Any, ruled(name)], Field(None, description=setting.about))
-    for name, setting in SETTINGS.items()
-    if HTTP in setting.users and name != "max_new_tokens"  # max_tokens, with a default for each path
-}
+_SETTINGS: dict[str, Any] = {}
+for _name, _setting in SETTINGS.items():
+    if HTTP in _setting.users and _name != "max_new_tokens":  # max_tokens, with a default for each path
+        _kind = Annotated[_setting.type, rule_first(_name)]
+        _SETTINGS[_name] = (_kind, Field(None, description=_setting.about))
 _SETTINGS["min_tokens"] = _SETTINGS["min_new_tokens"]  # vLLM's name
 _SETTINGS["ignore_eos"] = (bool, Field(False, description="Let no eos_token_id end a text."))
 Sampling = create_model("Sampling", __base__=Body, **_SETTINGS)
@@ -153,21 +177,23 @@ def settings_of(body: Any) -> GenerationSettings:
     Raises:
         MiniGPTError: if they contradict each other.
     """
-    values = {name: getattr(body, name, None) for name in SETTINGS}
+    samples = body.temperature != 0
+    settings: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        value = getattr(body, name, None)
+        has_effect = samples or not setting.shapes_draw
+        if value is not None and has_effect:
+            settings[name] = value
     if body.min_tokens is not None:
         if body.min_tokens > body.max_tokens:
             message = f"must be at most {body.max_tokens}, as max_tokens, got {body.min_tokens}"
             raise RefusalError(400, message, "min_tokens")
-        values["min_new_tokens"] = body.min_tokens
+        settings["min_new_tokens"] = body.min_tokens
     if body.ignore_eos:
-        values["eos_token_id"] = []
-    samples = body.temperature != 0
-    settings = {
-        name: value
-        for name, value in values.items()
-        if value is not None and (samples or not SETTINGS[name].shapes_draw)
-    }
-    valid = parse_settings(**settings | {"do_sample": samples, "max_new_tokens": max(1, body.max_tokens)})
+        settings["eos_token_id"] = []
+    settings["do_sample"] = samples
+    settings["max_new_tokens"] = max(1, body.max_tokens)
+    valid = parse_settings(**settings)
     valid.max_new_tokens = body.max_tokens  # 0: the prompt is read, and nothing is added
     return valid
 
@@ -187,7 +213,7 @@ class CompletionRequest(Sampling):
 
     model: str
     prompt: str | Texts = ""
-    max_tokens: Annotated[int, ruled("max_new_tokens")] = Field(
+    max_tokens: Annotated[int, rule_first("max_new_tokens")] = Field(
         16, description="Tokens of each text; 0 only reads the prompts."
     )
     n: int = Field(1, ge=1, le=128, description="Texts for each prompt.")
@@ -266,7 +292,10 @@ class Answer:
     def __init__(
         self, body: CompletionRequest, prompts: list[list[int]], tokenizer: Tokenizer, token_text: Callable[[int], str]
     ) -> None:
-        self.body, self.prompts, self.tokenizer, self.token_text = body, prompts, tokenizer, token_text
+        self.body = body
+        self.prompts = prompts
+        self.tokenizer = tokenizer
+        self.token_text = token_text
         self.totals = [0] * (len(prompts) * body.n)  # new tokens of each text
         self._offsets = [0] * len(self.totals)  # where the next token of each text begins, in characters
         self._characters = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in self.totals]
@@ -295,30 +324,40 @@ class Answer:
 
     async def _choice(self, event: TextEvent) -> dict[str, Any]:
         is_first = not self.totals[event.number]
-        echo = self._prompt_text(event.number // self.body.n) if self.body.echo and is_first else ""
         self.totals[event.number] = event.total
-        return {
-            "index": event.number, "text": echo + event.text, "finish_reason": REASONS[event.end],
-            "logprobs": None if self.body.logprobs is None else await self._logprobs(event),
-        }  # fmt: skip
+        text = event.text
+        if self.body.echo and is_first:
+            text = self._prompt_text(event.number // self.body.n) + text
+        logprobs = None
+        if self.body.logprobs is not None:
+            logprobs = await self._logprobs(event)
+        return {"index": event.number, "text": text, "finish_reason": REASONS[event.end], "logprobs": logprobs}
 
     def _prompt_text(self, number: int) -> str:
-        prompt = self.body.prompt if isinstance(self.body.prompt, str) else self.body.prompt[number]
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(self.prompts[number])
+        prompt = self.body.prompt
+        if not isinstance(prompt, str):
+            prompt = prompt[number]
+        if isinstance(prompt, str):
+            return prompt
+        return self.tokenizer.decode(self.prompts[number])
 
     async def _logprobs(self, event: TextEvent) -> dict[str, list[Any]]:
         """Return the log-probabilities of an event's tokens. Other requests get their turn meanwhile."""
-        offsets, tops, text = list[int](), list[dict[str, float] | None](), event.number
+        texts: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        characters = self._characters[event.number]
         for number, token in enumerate(event.tokens):
             if number % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1:
                 await asyncio.sleep(0)
+            texts.append(self.token_text(token.id))
+            logprobs.append(token.logprob)
             tops.append(self._top(token))
-            offsets.append(self._offsets[text])
-            self._offsets[text] += len(self._characters[text].decode(self.tokenizer.decode_bytes([token.id])))
-        return {
-            "tokens": [self.token_text(token.id) for token in event.tokens],
-            "token_logprobs": [token.logprob for token in event.tokens], "top_logprobs": tops, "text_offset": offsets,
-        }  # fmt: skip
+            offsets.append(self._offsets[event.number])
+            added = characters.decode(self.tokenizer.decode_bytes([token.id]))
+            self._offsets[event.number] += len(added)
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token) -> dict[str, float] | None:
         """Return the likeliest tokens by their texts; of two with one text the likelier."""
@@ -332,5 +371,6 @@ class Answer:
         return top
 
     def _usage(self) -> dict[str, int]:
-        prompt, new = sum(map(len, self.prompts)), sum(self.totals)
+        prompt = sum(map(len, self.prompts))
+        new = sum(self.totals)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}

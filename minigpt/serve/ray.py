@@ -51,22 +51,34 @@ class RayOptions(BaseModel):
     max_queue: int = 256
 
 
+def _recipes(options: RayOptions) -> list[Recipe]:
+    """Return a recipe for each of the norms."""
+    norms = options.norms.split(",") if options.norms else [None]
+    opening = options.model_dump(include={"dtype", "device", "quantize"})
+    recipes: list[Recipe] = []
+    for norm in norms:
+        recipes.append(Recipe(options.model, norm=norm, **opening))
+    return recipes
+
+
 def build(options: RayOptions) -> "Application":
     """Return the deployment; each replica loads the models for itself."""
 
     def make_app() -> "FastAPI":
-        opening = options.model_dump(include={"dtype", "device", "quantize"})
-        norms = options.norms.split(",") if options.norms else [None]
-        models, tokenizer = open_models([Recipe(options.model, norm=norm, **opening) for norm in norms])
+        models, tokenizer = open_models(_recipes(options))
+        allowed_hosts = None if options.api_key else LOOPBACK
         limits = options.model_dump(include={"api_key", "max_batch", "max_queue"})
-        return app(models, tokenizer=tokenizer, allowed_hosts=None if options.api_key else LOOPBACK, **limits)
+        return app(models, tokenizer=tokenizer, allowed_hosts=allowed_hosts, **limits)
 
-    most = max(options.max_replicas or 0, options.replicas)
     scaling = {
-        "min_replicas": options.replicas, "max_replicas": most, "target_ongoing_requests": options.max_batch,
-    }  # fmt: skip
+        "min_replicas": options.replicas,
+        "max_replicas": max(options.max_replicas or 0, options.replicas),
+        "target_ongoing_requests": options.max_batch,
+    }
     deployment = serve.deployment(
-        serve.ingress(make_app)(), name="minigpt", autoscaling_config=scaling,
+        serve.ingress(make_app)(),
+        name="minigpt",
+        autoscaling_config=scaling,
         max_ongoing_requests=options.max_batch + options.max_queue,
-    )  # fmt: skip
+    )
     return deployment.bind()

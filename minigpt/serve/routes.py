@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
-from minigpt.serve import protocol
+from minigpt.serve import protocol, vocabulary_of
 from minigpt.serve.guard import Guard
 from minigpt.serve.jobs import Comparison, Job, RequestRow
 from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, refusal_of, settings_of
@@ -32,7 +32,7 @@ from minigpt.version import __version__
 
 MAX_PROMPT_TOKENS = 16384  # tokens of a prompt of which the model sees the last ones
 MAX_NUMBERS = 2**20  # numbers in one answer
-LONG_TEXT = 2000  # characters; longer texts are encoded in another thread, since that takes a while
+LONG_PROMPT = 2000  # characters; longer texts are encoded in another thread, since that takes a while
 PAGE_POLICY = "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"  # noqa: E501
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
 PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -49,24 +49,31 @@ def build_app(
         yield
         await asyncio.to_thread(endpoints.scheduler.stop)
 
-    meters, every = endpoints.scheduler.meters, ["*"]
+    meters = endpoints.scheduler.meters
     middleware = [Middleware(Guard, meters=meters, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)]
     if allowed_origins:  # first, so that the other pages can read errors too
+        every = ["*"]
         cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
         middleware.insert(0, cors)
     errors: Any = dict.fromkeys((RequestValidationError, HTTPException, Exception), _refuse)
     app = FastAPI(
-        title="minigpt", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
-        middleware=middleware, exception_handlers=errors,
-    )  # fmt: skip
+        title="minigpt",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        middleware=middleware,
+        exception_handlers=errors,
+    )
     app.state.scheduler = endpoints.scheduler
-    for path, (method, endpoint) in {
-        "/v1/completions": ("POST", endpoints.completions), "/compare": ("POST", endpoints.compare),
-        "/tokenize": ("POST", endpoints.tokenize), "/detokenize": ("POST", endpoints.detokenize),
-        "/v1/models": ("GET", endpoints.list_models), "/v1/models/{name:path}": ("GET", endpoints.show_model),
-        "/health": ("GET", endpoints.health), "/metrics": ("GET", endpoints.metrics),
-    }.items():  # fmt: skip
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app.post("/v1/completions", response_model=None)(endpoints.completions)
+    app.post("/compare", response_model=None)(endpoints.compare)
+    app.post("/tokenize", response_model=None)(endpoints.tokenize)
+    app.post("/detokenize", response_model=None)(endpoints.detokenize)
+    app.get("/v1/models", response_model=None)(endpoints.list_models)
+    app.get("/v1/models/{name:path}", response_model=None)(endpoints.show_model)
+    app.get("/health", response_model=None)(endpoints.health)
+    app.get("/metrics", response_model=None)(endpoints.metrics)
     for name, kind in PAGE.items():
         content = files("minigpt.serve").joinpath("page", name).read_bytes()
         page = Response(content, media_type=kind, headers=PAGE_HEADERS)
@@ -87,8 +94,11 @@ class Endpoints:
     """
 
     def __init__(self, models: Mapping[str, GPT2], tokenizer: Tokenizer, scheduler: Scheduler) -> None:
-        self.models, self.tokenizer, self.scheduler = models, tokenizer, scheduler
-        self.started, self._reading = int(time.time()), asyncio.Lock()
+        self.models = models
+        self.tokenizer = tokenizer
+        self.scheduler = scheduler
+        self.started = int(time.time())
+        self._reading = asyncio.Lock()
         self.token_text = lru_cache(maxsize=2**16)(self._token_text)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -97,7 +107,8 @@ class Endpoints:
         answer = Answer(body, prompts, self.tokenizer, self.token_text)
         events = job.channel.receive(request)
         if not body.stream:
-            return Response(await answer.whole([event async for event in events]), media_type="application/json")
+            whole = await answer.whole([event async for event in events])
+            return Response(whole, media_type="application/json")
 
         async def chunks() -> AsyncIterator[bytes]:
             async for event in events:
@@ -160,9 +171,14 @@ class Endpoints:
 
     async def _prompts(self, model: GPT2, prompt: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
         """Return the ids of each prompt. An empty text becomes the end-of-text token, which starts a new document."""
-        several: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-        prompts = await self._encode(several) if isinstance(several[0], str) else [list(ids) for ids in several]
-        end, vocabulary = self.tokenizer.end_of_text_id, model.config.used_vocab_size or model.config.vocab_size
+        is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
+        several: list[Any] = [prompt] if is_single else list(prompt)
+        if isinstance(several[0], str):
+            prompts = await self._encode(several)
+        else:
+            prompts = list(map(list[int], several))
+        end = self.tokenizer.end_of_text_id
+        vocabulary = vocabulary_of(model)
         for ids in prompts:
             if not ids:
                 if end is None:
@@ -175,37 +191,48 @@ class Endpoints:
     async def _encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of texts. Long ones are read in another thread, one request after the other."""
         try:
-            if sum(map(len, texts)) < LONG_TEXT:
+            if sum(map(len, texts)) < LONG_PROMPT:
                 return [self.tokenizer.encode(text) for text in texts]
             async with self._reading:
                 encode = self.tokenizer.backend.encode_batch  # lets other threads run, unlike ``Tokenizer.encode``
-                return [encoding.ids for encoding in await asyncio.to_thread(encode, texts)]
+                encodings = await asyncio.to_thread(encode, texts)
+            return [encoding.ids for encoding in encodings]
         except Exception as error:
             raise RefusalError(400, "must be valid Unicode that the tokenizer can read", "prompt") from error
 
     def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request."""
-        model, n, tokens = self._model(body.model), body.n, body.max_tokens
+        model = self._model(body.model)
         settings = settings_of(body)
+        scores_prompt = body.echo and body.logprobs is not None
         for ids in prompts:
-            _require_fits(model, ids, settings, slides=not body.echo or body.logprobs is None)
-        if (count := len(prompts) * n) > self.scheduler.max_queue:
-            message = f"asks for {count} texts, and a request may for {self.scheduler.max_queue}"
-            raise RefusalError(400, message, "n" if n > 1 else "prompt")
+            _require_fits(model, ids, settings, slides=not scores_prompt)
+        count = len(prompts) * body.n
+        most = self.scheduler.max_queue
+        if count > most:
+            field = "n" if body.n > 1 else "prompt"
+            raise RefusalError(400, f"asks for {count} texts, and a request may for {most}", field)
+        read = sum(map(len, prompts))
         if body.logprobs is not None:
-            scored = n * sum(map(len, prompts)) * body.echo + count * tokens
-            if (logprobs := scored * (body.logprobs + 1)) > MAX_NUMBERS:
-                message = f"of {scored} tokens are {logprobs} numbers, and an answer has at most {MAX_NUMBERS}"
-                raise RefusalError(400, message, "logprobs")
-        job = Job(body, [self._row(model, prompts[i // n], settings, i // n, i % n, i) for i in range(count)])
+            scored = count * body.max_tokens
+            if body.echo:
+                scored += body.n * read
+            _require_few_numbers(scored, body.logprobs)
+        rows: list[RequestRow] = []
+        for prompt, ids in enumerate(prompts):
+            for number in range(body.n):
+                rows.append(self._row(model, ids, settings, prompt, number, len(rows)))
+        job = Job(body, rows)
         self.scheduler.submit(job, count, body.model)
-        self.scheduler.meters.prompts.labels(body.model).inc(sum(map(len, prompts)))
+        self.scheduler.meters.prompts.labels(body.model).inc(read)
         return job
 
     def _row(
         self, model: GPT2, ids: list[int], settings: GenerationSettings, prompt: int = 0, copy: int = 0, index: int = 0
     ) -> RequestRow:
-        seed = None if settings.seed is None else settings.seed + index
+        seed = settings.seed
+        if seed is not None:
+            seed += index
         return RequestRow(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
 
     def _token_text(self, id: int) -> str:
@@ -217,9 +244,19 @@ class Endpoints:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+def _require_few_numbers(tokens: int, logprobs: int) -> None:
+    """Check that the log-probabilities of so many tokens fit into an answer."""
+    numbers = tokens * (logprobs + 1)
+    if numbers > MAX_NUMBERS:
+        message = f"of {tokens} tokens are {numbers} numbers, and an answer has at most {MAX_NUMBERS}"
+        raise RefusalError(400, message, "logprobs")
+
+
 def _require_fits(model: GPT2, ids: list[int], settings: GenerationSettings, slides: bool) -> None:
-    context, new = model.config.n_positions, settings.max_new_tokens
-    if len(ids) + new > context and not (slides and settings.overflow == "slide"):
+    context = model.config.n_positions
+    new = settings.max_new_tokens
+    may_slide = slides and settings.overflow == "slide"
+    if len(ids) + new > context and not may_slide:
         message = f"has {len(ids)} tokens and {new} are to be written; this model's context is {context}"
         raise RefusalError(400, message, "prompt", "context_length_exceeded")
     if len(ids) > MAX_PROMPT_TOKENS:

@@ -19,7 +19,8 @@ from minigpt.serve.protocol import RefusalError
 
 SEND_SECONDS = 30  # for a client to send the head of a request, and to send its body
 READ_SECONDS = 30  # for a client to take data, once the buffers of its system are full
-MAX_HEAD, MAX_BODY = 2**16, 2**26  # bytes that are received; the guard accepts less of a body
+MAX_HEAD = 2**16  # bytes that are received of the head of a request
+MAX_RECEIVED = 2**26  # and of its body, of which the guard accepts less
 MAX_CONNECTIONS = 1024  # at a time
 OVERLOADED = "this server answers as many requests at a time as it can; try again in a moment"
 
@@ -37,7 +38,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.waiting_since, self.room = self.loop.time(), MAX_HEAD
+        self.waiting_since = self.loop.time()
+        self.room = MAX_HEAD
         self._timer = self.loop.call_later(1, self._watch)
         if len(self.connections) > MAX_CONNECTIONS:
             self._make_room()
@@ -54,7 +56,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self.waiting_since, self.room = self.loop.time(), MAX_BODY
+        self.waiting_since = self.loop.time()
+        self.room = MAX_RECEIVED
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -81,10 +84,10 @@ class Connection(HttpToolsProtocol):
             self.connections.discard(longest)
             longest.transport.abort()
         else:
-            self.app = _refuse
+            self.app = _answer_overloaded
 
 
-async def _refuse(scope: Any, receive: Any, send: Any) -> None:
+async def _answer_overloaded(scope: Any, receive: Any, send: Any) -> None:
     response = RefusalError(503, OVERLOADED, code="overloaded").response()
     response.headers["connection"] = "close"
     await response(scope, receive, send)
@@ -109,8 +112,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        is_busy = getattr(error, "errno", None) == errno.EADDRINUSE
-        reason = f"{getattr(error, 'strerror', None) or error}{'; --port 0 takes a free one' * is_busy}"
+        reason = str(getattr(error, "strerror", None) or error)
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            reason += "; --port 0 takes a free one"
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * READ_SECONDS)

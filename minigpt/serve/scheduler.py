@@ -19,11 +19,12 @@ from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch, Piece
 from minigpt.generation.drafts import drafts_for
 from minigpt.model import GPT2
-from minigpt.serve.jobs import NOT_NUMBERS, Channel, Comparison, Job, RequestRow, tokens_of
+from minigpt.serve.jobs import NOT_NUMBERS, Comparison, EventChannel, Job, RequestRow, tokens_of
 from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MAX_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
-PROMPT_TOKENS, PROMPT_TOKENS_BESIDE = 512, 32  # to read in a step: where no text gets its next token, and beside some
+PROMPT_TOKENS = 512  # prefill budget of a step while no text gets its next token
+PROMPT_TOKENS_BESIDE = 32  # prefill budget of a step while some do
 COMPARISONS = 4  # that run at a time, a step of each in turn
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops
@@ -65,7 +66,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._channels = WeakSet[Channel]()  # of all requests that are not over
+        self._channels = WeakSet[EventChannel]()  # of all requests that are not over
 
     @property
     def count_waiting(self) -> int:
@@ -73,7 +74,8 @@ class Scheduler:
 
     @property
     def count_writing(self) -> int:
-        return sum(lane.count_writing for lane in self.lanes.values()) + self.count_comparisons
+        texts = sum(lane.count_writing for lane in self.lanes.values())
+        return texts + self.count_comparisons
 
     @property
     def count_comparisons(self) -> int:
@@ -131,10 +133,13 @@ class Scheduler:
 
     def _step(self) -> None:
         """Run a step of every busy model, then of one comparison. Comparisons get at most half of the time."""
-        is_busy = bool(self.comparisons) or any(lane.is_decoding for lane in self.lanes.values())
+        is_decoding = any(lane.is_decoding for lane in self.lanes.values())
+        budget = PROMPT_TOKENS
+        if self.comparisons or is_decoding:
+            budget = PROMPT_TOKENS_BESIDE
         busy = [lane for lane in self.lanes.values() if lane.has_work]
         for lane in busy:
-            lane.step(PROMPT_TOKENS_BESIDE if is_busy else PROMPT_TOKENS)
+            lane.step(budget)
         begun = time.monotonic()
         if not self.comparisons or (busy and begun < self._next_comparison):
             return
@@ -153,7 +158,10 @@ class Scheduler:
         """Before the first step, wait while further requests come in: it is faster to read them together."""
         before = 0
         for _ in range(MAX_PAUSES):
-            if self.count_writing or (waiting := self.count_waiting) == before:
+            if self.count_writing:
+                return
+            waiting = self.count_waiting
+            if waiting == before:
                 return
             before = waiting
             time.sleep(PAUSE)
@@ -171,8 +179,13 @@ class Lane:
     def __init__(self, name: str, model: GPT2, places: int, meters: Meters, draft: str | None) -> None:
         if draft == "int8":
             drafter_of(model)  # rounds the weights now, or says that the kernel does not serve the model
-        self.name, self.model, self.places, self.meters, self.draft = name, model, places, meters, draft
-        self.waiting, self.rows = deque[Job](), list[RequestRow]()
+        self.name = name
+        self.model = model
+        self.places = places
+        self.meters = meters
+        self.draft = draft
+        self.waiting: deque[Job] = deque()
+        self.rows: list[RequestRow] = []
         self.is_decoding = False
         self._batch: Batch | None = None  # made when it is first needed
         self._next_report = 0.0  # when texts that stream are next reported
@@ -221,23 +234,33 @@ class Lane:
 
     def _step(self, batch: Batch, budget: int) -> None:
         is_scoring = any(row.scores_prompt for row in self.rows)
-        pieces = self._read(batch, budget // 2 if is_scoring else budget)  # a token that is scored takes twice as long
+        if is_scoring:  # a token that is scored takes twice as long
+            budget //= 2
+        pieces = self._read(batch, budget)
         whole: list[Any] = batch.choose(pieces)
         self._note_tokens(pieces)
-        new = sum(len(piece.row.ids) - piece.first - len(piece.ids) for piece in pieces if piece.is_whole)
+        new = 0
+        for piece in pieces:
+            if piece.is_whole:
+                new += len(piece.row.ids) - piece.first - len(piece.ids)
         self.meters.tokens.labels(self.name).inc(new)
         self._report([row for row in whole if row.is_wanted])
         for row in whole:
             row.is_read = len(row.ids) <= batch.context
-            if row.is_wanted and not (row.is_read or row.end):  # it reads a window again: others first
-                row.job.waiting.append(row)
-                if row.job not in self.waiting:
-                    self.waiting.append(row.job)
+            reads_again = not (row.is_read or row.end)
+            if row.is_wanted and reads_again:  # a window of its text: others first
+                self._wait_again(row)
                 batch.drop([row])
         batch.drop([row for row in self.rows if not row.is_wanted])
         rows: list[Any] = batch.rows
         self.rows = list(rows)
         self.is_decoding = any(row.is_read for row in self.rows)
+
+    def _wait_again(self, row: RequestRow) -> None:
+        """Let a text wait for a place behind the others."""
+        row.job.waiting.append(row)
+        if row.job not in self.waiting:
+            self.waiting.append(row.job)
 
     def _fill_places(self, batch: Batch) -> None:
         """Give places to waiting texts, of each request in turn."""
@@ -249,15 +272,23 @@ class Lane:
             job = self.waiting.popleft()
             if job.channel.disconnected:
                 continue
-            unread = sum(min(len(row.ids), batch.context) for row in self.rows if row.job is job and not row.is_read)
-            if unread >= PROMPT_TOKENS:
+            if self._unread_of(job, batch) >= PROMPT_TOKENS:
                 skipped += 1
             else:
                 skipped = 0
-                self.rows.append(job.waiting.popleft())
-                batch.add(self.rows[-1:])
+                row = job.waiting.popleft()
+                self.rows.append(row)
+                batch.add([row])
             if job.waiting:
                 self.waiting.append(job)
+
+    def _unread_of(self, job: Job, batch: Batch) -> int:
+        """Return how many tokens are to be read of the request's texts that have a place."""
+        tokens = 0
+        for row in self.rows:
+            if row.job is job and not row.is_read:
+                tokens += min(len(row.ids), batch.context)
+        return tokens
 
     def _read(self, batch: Batch, budget: int) -> list[Piece]:
         """Read tokens of all texts. If that fails, read each text by itself: only a text that fails gets an error."""
@@ -273,31 +304,42 @@ class Lane:
 
     def _note_tokens(self, pieces: list[Piece]) -> None:
         """Let the next events report the log-probabilities of tokens: of prompts, and new ones."""
-        rows, ids, logits = list[Any](), list[int](), list[Tensor]()
+        rows: list[Any] = []
+        ids: list[int] = []
+        logits: list[Tensor] = []
+        most = 0
         for piece in pieces:
             row: Any = piece.row
-            if row.job.body.logprobs is not None:
-                end = piece.first + len(piece.ids) + 1
-                tokens = row.ids[end - len(piece.logits) : end]  # each after one of the logits, but for the last
-                rows += [row] * len(tokens)
-                ids += tokens
-                logits.append(piece.logits[: len(tokens)])
-                row.scores_prompt = row.scores_prompt and not piece.is_whole
+            wanted = row.job.body.logprobs
+            if wanted is None:
+                continue
+            most = max(most, wanted)
+            end = piece.first + len(piece.ids) + 1
+            tokens = row.ids[end - len(piece.logits) : end]  # each after one of the logits, but for the last
+            rows += [row] * len(tokens)
+            ids += tokens
+            logits.append(piece.logits[: len(tokens)])
+            if piece.is_whole:
+                row.scores_prompt = False
         if not ids:
             return
-        most = max(row.job.body.logprobs for row in rows)
         for row, token in zip(rows, tokens_of(self.model, torch.cat(logits), ids, most), strict=True):
             if math.isnan(token.logprob or 0):
                 row.fail(GenerationError(NOT_NUMBERS))
-            row.tokens.append(token._replace(top=token.top[: row.job.body.logprobs]))
+            top = token.top[: row.job.body.logprobs]
+            row.tokens.append(token._replace(top=top))
 
     def _report(self, rows: list[RequestRow]) -> None:
         """Report on texts that have a new token, or are over."""
-        if is_time := (now := time.monotonic()) >= self._next_report:
+        now = time.monotonic()
+        is_time = now >= self._next_report
+        if is_time:
             self._next_report = now + STREAM_SECONDS
         for row in rows:
             job = row.job
-            if is_first := len(row.ids) == row.prompt_length + 1:
+            is_first = len(row.ids) == row.prompt_length + 1
+            if is_first:
                 self.meters.first.labels(self.name).observe(now - job.channel.opened)
-            if row.end or (job.body.stream and (is_time or is_first)):
+            streams = job.body.stream and (is_time or is_first)
+            if row.end or streams:
                 job.report(row)

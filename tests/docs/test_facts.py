@@ -26,7 +26,7 @@ def test_limits_over_http_are_those_that_the_server_keeps() -> None:
 
     page = read("docs/serving.md")
     for limit in (
-        f"its body; up to {run.MAX_BODY // 2**20} MB more is read and dropped, for status 413 | "
+        f"its body; up to {run.MAX_RECEIVED // 2**20} MB more is read and dropped, for status 413 | "
         f"{guard.MAX_BODY // 2**20} MB |",
         'tokens of a prompt with `overflow` "slide", of which the model sees the last | '
         f"{routes.MAX_PROMPT_TOKENS:,} |",
