@@ -14,7 +14,7 @@ from minigpt.engines.engine import Engine, Rows, check_exists, load_package, unk
 from minigpt.errors import CheckpointError, ConfigError
 
 OPTIONS = {"device", "device_index", "compute_type", "inter_threads", "intra_threads", "flash_attention"}
-VOCABULARIES = ("vocabulary.json", "vocabulary.txt")
+VOCABULARY_FILES = ("vocabulary.json", "vocabulary.txt")
 
 
 def ctranslate2(folder: str | Path, **options: Any) -> "Ctranslate2Generator":
@@ -43,13 +43,13 @@ class Ctranslate2Generator(Engine):
         for name in options:
             if name not in OPTIONS:
                 raise unknown_option(name, OPTIONS)
-        kinds = {"default", "auto", *program.get_supported_compute_types(options.get("device", "cpu"))}
+        supported = program.get_supported_compute_types(options.get("device", "cpu"))
+        kinds = {"default", "auto", *supported}
         compute_type = options.get("compute_type", "default")
         if compute_type not in kinds:
-            raise ConfigError(
-                f"must be one that this processor has, {', '.join(sorted(kinds))}, got {compute_type!r}",
-                argument="compute_type",
-            )
+            known = ", ".join(sorted(kinds))
+            message = f"must be one that this processor has, {known}, got {compute_type!r}"
+            raise ConfigError(message, argument="compute_type")
         with self.opening():
             self.generator = program.Generator(str(self.file), **options)
         self.view = program.StorageView
@@ -70,7 +70,8 @@ class Ctranslate2Generator(Engine):
             # Where the tokens are given, each is decoded by itself, with the cache.
             result = self._generate(ids, len(ids), include_prompt_in_result=True, return_logits_vocab=True)
             rows = [_float32(row, self.view) for row in result.logits[0]]
-        return self._checked(np.stack(rows)[first - 1 : len(ids) - 1], len(ids) - first)
+        written = np.stack(rows)[first - 1 : len(ids) - 1]
+        return self._checked(written, len(ids) - first)
 
     def write(self, ids: list[int], new: int) -> list[int] | None:
         self._check(ids)
@@ -91,7 +92,7 @@ def read_vocabulary(folder: Path) -> list[str]:
     Raises:
         CheckpointError: if it has no vocabulary that can be read.
     """
-    for name in VOCABULARIES:
+    for name in VOCABULARY_FILES:
         file = folder / name
         if not file.is_file():
             continue
@@ -100,13 +101,14 @@ def read_vocabulary(folder: Path) -> list[str]:
             tokens = json.loads(text) if file.suffix == ".json" else text.split("\n")[:-1]
         except ValueError as error:
             raise CheckpointError(f"{file} is damaged: {error}") from error
-        kinds = {type(token) for token in tokens} if isinstance(tokens, list) else set()
-        if kinds == {str}:
-            return tokens
-        raise CheckpointError(f"{file} must be a list of tokens")
-    raise CheckpointError(f"{folder} has no {VOCABULARIES[0]}")
+        if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
+            raise CheckpointError(f"{file} must be a list of tokens")
+        return tokens
+    raise CheckpointError(f"{folder} has no {VOCABULARY_FILES[0]}")
 
 
 def _float32(view: Any, kind: Any) -> np.ndarray:
     """Return a tensor of CTranslate2 as an array in float32."""
-    return np.array(view, dtype=np.float32) if isinstance(view, kind) else np.asarray(view, dtype=np.float32)
+    if isinstance(view, kind):
+        return np.array(view, dtype=np.float32)
+    return np.asarray(view, dtype=np.float32)

@@ -45,8 +45,9 @@ class Engine(ABC):
 
     def __init__(self, file: str | Path, package: str, program: str | None = None) -> None:
         self.file = Path(file)
-        found = f"{package} {_version(package)}"
-        self.program = found if program is None else f"{program} ({found})"
+        self.program = f"{package} {_version(package)}"
+        if program is not None:
+            self.program = f"{program} ({self.program})"
         self.settings: dict[str, Any] = {}
 
     @property
@@ -131,9 +132,11 @@ class Engine(ABC):
         """Check that a text fits the context and the vocabulary, as far as the file says what they are."""
         if self.context is not None and len(ids) > self.context:
             raise GenerationError(f"{self.file} reads {self.context:,} tokens at most, and a text has {len(ids):,}")
-        known = self.vocab_size or max(ids) + 1
-        if min(ids) < 0 or max(ids) >= known:
-            raise GenerationError(f"must be from 0 to {known - 1}, got {min(ids)} to {max(ids)}", argument="input_ids")
+        least = min(ids)
+        most = max(ids)
+        known = self.vocab_size or most + 1
+        if least < 0 or most >= known:
+            raise GenerationError(f"must be from 0 to {known - 1}, got {least} to {most}", argument="input_ids")
 
     def _checked(self, logits: Any, tokens: int) -> Rows:
         """Return logits (T, V) after a look at their shape and dtype."""
@@ -144,9 +147,8 @@ class Engine(ABC):
             )
         if logits.ndim != 2 or len(logits) != tokens or logits.dtype.name not in FLOATS:
             got = f"{logits.shape} and {logits.dtype.name}"
-            raise CheckpointError(
-                f"{self.file} must give logits ({tokens}, V) of {tokens} tokens in a floating dtype, got {got}"
-            )
+            needed = f"must give logits ({tokens}, V) of {tokens} tokens in a floating dtype"
+            raise CheckpointError(f"{self.file} {needed}, got {got}")
         return logits
 
     @contextlib.contextmanager
@@ -216,10 +218,11 @@ def check_exists(file: str | Path, *, is_folder: bool = False) -> Path:
         CheckpointError: if there is none, or it is a folder in place of a file, or the reverse.
     """
     path = Path(file)
+    kind = "folder" if is_folder else "file"
     if not path.exists():
-        raise CheckpointError(f"cannot read {path}: there is no such {'folder' if is_folder else 'file'}")
+        raise CheckpointError(f"cannot read {path}: there is no such {kind}")
     if path.is_dir() != is_folder:
-        raise CheckpointError(f"{path} must be a {'folder' if is_folder else 'file'}")
+        raise CheckpointError(f"{path} must be a {kind}")
     return path
 
 

@@ -14,7 +14,7 @@ from minigpt.choices import check_option
 from minigpt.engines.engine import Engine, Step, check_exists, load_package, unknown_option
 from minigpt.errors import CheckpointError, ConfigError
 
-MOST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
+LONGEST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
 CACHE_TYPES = {  # GGML's words, and the numbers that stand for them in its files
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
 }  # fmt: skip
@@ -60,7 +60,8 @@ class LlamaCppModel(Engine):
         self.lib = lib = load_package("llama_cpp", "gguf", needs="llama-cpp-python")
         super().__init__(check_exists(file), "llama-cpp-python", "llama.cpp")
         _listen(lib)
-        of_model, how = lib.llama_model_default_params(), lib.llama_context_default_params()
+        of_model = lib.llama_model_default_params()
+        how = lib.llama_context_default_params()
         how.flash_attn_type = FLASH_ATTENTION["off"]
         for name, value in options.items():
             set_option(of_model, how, name, value)
@@ -69,7 +70,9 @@ class LlamaCppModel(Engine):
         if lib.llama_model_has_encoder(self.model) or not lib.llama_model_has_decoder(self.model):
             raise CheckpointError(f"{self.file} holds no causal language model")
         trained = lib.llama_model_n_ctx_train(self.model)
-        how.n_ctx = min(how.n_ctx if "n_ctx" in options else MOST_CONTEXT, trained)  # it aborts beyond what was trained
+        if "n_ctx" not in options:
+            how.n_ctx = LONGEST_CONTEXT
+        how.n_ctx = min(how.n_ctx, trained)  # it aborts beyond what was trained
         how.n_batch = min(how.n_batch, how.n_ctx)
         self.ctx = self._made(lib.llama_init_from_model(self.model, how))
         weakref.finalize(self, lib.llama_free, self.ctx)
@@ -84,7 +87,8 @@ class LlamaCppModel(Engine):
             "flash_attn": _word(FLASH_ATTENTION, how.flash_attn_type),
             "n_threads": how.n_threads,
         }
-        self.settings |= {name: value for name, value in options.items() if name not in self.settings}
+        for name, value in options.items():
+            self.settings.setdefault(name, value)
 
     def _made(self, pointer: Any) -> Any:
         """Return what llama.cpp made, if it did."""
@@ -144,13 +148,24 @@ def set_option(of_model: Any, of_context: Any, name: str, value: Any) -> None:
         check_option(name, word, list(FLASH_ATTENTION))
         of_context.flash_attn_type = FLASH_ATTENTION[word]
     elif name in OF_CONTEXT | OF_MODEL:
-        is_count = name.startswith("n_")
-        if type(value) is not (int if is_count else bool) or value < 0:
-            kind = "a whole number of 0 or more" if is_count else "true or false"
-            raise ConfigError(f"must be {kind}, got {value!r}", argument=name)
-        setattr(of_context if name in OF_CONTEXT else of_model, name, value)
+        _check_number_or_flag(name, value)
+        params = of_context if name in OF_CONTEXT else of_model
+        setattr(params, name, value)
     else:
         raise unknown_option(name, {"type_k", "type_v", "flash_attn", *OF_CONTEXT, *OF_MODEL})
+
+
+def _check_number_or_flag(name: str, value: Any) -> None:
+    """Check the value of an option, which is a number if its name begins with "n_", else true or false.
+
+    Raises:
+        ConfigError: if it is of another type.
+    """
+    if name.startswith("n_"):
+        if type(value) is not int or value < 0:
+            raise ConfigError(f"must be a whole number of 0 or more, got {value!r}", argument=name)
+    elif type(value) is not bool:
+        raise ConfigError(f"must be true or false, got {value!r}", argument=name)
 
 
 def _word(words: Mapping[str, int], number: int) -> str:

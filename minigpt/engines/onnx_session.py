@@ -13,12 +13,12 @@ from minigpt.engines.engine import Engine, Step, check_exists, load_package, unk
 from minigpt.engines.ports import Graph, Port
 from minigpt.errors import ConfigError
 
-SETTINGS = {  # of onnxruntime's SessionOptions, which change numbers or time
+OPTIONS = {  # of onnxruntime's SessionOptions, which change numbers or time
     "graph_optimization_level", "execution_mode", "intra_op_num_threads", "inter_op_num_threads",
     "use_deterministic_compute", "enable_mem_pattern", "enable_cpu_mem_arena",
 }  # fmt: skip
 ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
-DTYPES = {"float": "float32", "double": "float64"}  # onnxruntime's names where NumPy has others
+NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's names where NumPy has others
 
 
 def onnx(
@@ -51,23 +51,29 @@ class OnnxSession(Engine):
     def __init__(self, file: str | Path, providers: str | Sequence[str], options: Mapping[str, Any]) -> None:
         runtime = load_package("onnxruntime", "onnx")
         super().__init__(check_exists(file), "onnxruntime")
-        chosen = providers.split(",") if isinstance(providers, str) else list(providers)
-        missing = [name for name in chosen if name not in runtime.get_available_providers()]
-        if missing:
-            there = ", ".join(runtime.get_available_providers())
-            raise ConfigError(f"has {missing[0]}, which this onnxruntime lacks; it has {there}", argument="providers")
+        if isinstance(providers, str):
+            providers = providers.split(",")
+        available = runtime.get_available_providers()
+        for name in providers:
+            if name not in available:
+                message = f"has {name}, which this onnxruntime lacks; it has {', '.join(available)}"
+                raise ConfigError(message, argument="providers")
         how = session_options(runtime, options)
         with self.opening():
-            self.session = runtime.InferenceSession(str(self.file), how, providers=chosen)
-        self.graph = Graph(str(self.file), _ports(self.session.get_inputs()), _ports(self.session.get_outputs()))
+            self.session = runtime.InferenceSession(str(self.file), how, providers=list(providers))
+        inputs = _ports(self.session.get_inputs())
+        outputs = _ports(self.session.get_outputs())
+        self.graph = Graph(str(self.file), inputs, outputs)
         self.context = self.graph.fixed
-        self.names = [port.name for port in self.session.get_outputs()]
-        level = how.graph_optimization_level.name
+        self.names = [port.name for port in outputs]
         self.settings = {
             "providers": ",".join(self.session.get_providers()),
-            "graph_optimization_level": level,
+            "graph_optimization_level": how.graph_optimization_level.name,
             "intra_op_num_threads": how.intra_op_num_threads or "of its own choice",
-        } | {name: value for name, value in options.items() if name not in ENUMS}
+        }
+        for name, value in options.items():
+            if name not in ENUMS:
+                self.settings[name] = value
 
     def _whole(self, ids: list[int]) -> np.ndarray:
         feeds = self.graph.feeds(ids, 0, {})
@@ -83,8 +89,12 @@ class OnnxSession(Engine):
         def step(ids: list[int]) -> np.ndarray:
             nonlocal past, read
             feeds = self.graph.feeds(ids, read, past)
-            outputs = dict(zip(self.names, self.session.run(self.names, feeds), strict=True))
-            past = {port.name: outputs[name] for port, name in self.graph.pasts.items() if name is not None}
+            values = self.session.run(self.names, feeds)
+            outputs = dict(zip(self.names, values, strict=True))
+            past = {}
+            for port, name in self.graph.pasts.items():
+                if name is not None:
+                    past[port.name] = outputs[name]
             read += len(ids)
             return of_first_row(outputs[self.graph.logits], len(ids))
 
@@ -110,8 +120,8 @@ def session_options(runtime: Any, options: Mapping[str, Any]) -> Any:
         if "." in name:
             how.add_session_config_entry(name, str(value))
             continue
-        if name not in SETTINGS:
-            raise unknown_option(name, {*SETTINGS, "providers"})
+        if name not in OPTIONS:
+            raise unknown_option(name, {*OPTIONS, "providers"})
         if name in ENUMS:
             value = _member(getattr(runtime, ENUMS[name]), name, value)
         try:
@@ -137,5 +147,5 @@ def _ports(nodes: Sequence[Any]) -> list[Port]:
     ports = []
     for node in nodes:
         kind: str = node.type.removeprefix("tensor(").removesuffix(")")
-        ports.append(Port(node.name, DTYPES.get(kind) or kind, tuple(node.shape)))
+        ports.append(Port(node.name, NUMPY_NAMES.get(kind) or kind, tuple(node.shape)))
     return ports

@@ -15,7 +15,7 @@ from minigpt.engines.ports import Graph, Port
 from minigpt.errors import RAISED, CheckpointError, ConfigError
 
 SUFFIXES = (".xml", ".onnx")  # other formats that OpenVINO reads are of other programs, and may hold code
-SAID = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "INFERENCE_NUM_THREADS")
+REPORTED = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "INFERENCE_NUM_THREADS")
 OF_STATES = "KV_CACHE_PRECISION"
 
 
@@ -50,21 +50,28 @@ class OpenVinoRequest(Engine):
         check_properties(core, device, options)
         with self.opening():
             model = core.read_model(str(self.file))
-        self.graph = Graph(str(self.file), _ports(model.inputs), _ports(model.outputs))
+        outputs = _ports(model.outputs)
+        self.graph = Graph(str(self.file), _ports(model.inputs), outputs)
         self.context = self.graph.fixed
         with self.opening():
             compiled = core.compile_model(model, device, dict(options))
             self.request = compiled.create_infer_request()
-        self.places = {name: i for i, name in enumerate(port.name for port in _ports(model.outputs))}
+        self.places: dict[str, int] = {}
+        for place, port in enumerate(outputs):
+            self.places[port.name] = place
         self.has_states = bool(self.request.query_state())
-        said = [*SAID, OF_STATES] if self.has_states else SAID
-        self.settings = {"device": device} | dict(options) | properties_of(compiled, said)
+        reported = REPORTED
+        if self.has_states:
+            reported = (*REPORTED, OF_STATES)
+        self.settings = {"device": device} | dict(options) | properties_of(compiled, reported)
 
     def _whole(self, ids: list[int]) -> np.ndarray:
         return self._begin()(ids)
 
     def _start(self) -> Step | None:
-        return self._begin() if self.has_states or self.graph.has_cache else None
+        if self.has_states or self.graph.has_cache:
+            return self._begin()
+        return None
 
     def _begin(self) -> Step:
         """Return a function that reads a new text piece by piece; its states are reset."""
@@ -99,9 +106,8 @@ def check_properties(core: Any, device: str, options: Mapping[str, Any]) -> None
     try:
         known = core.get_property(device, "SUPPORTED_PROPERTIES")
     except RAISED as error:
-        raise ConfigError(
-            f"must be one of {', '.join(core.available_devices)}, got {device!r}", argument="device"
-        ) from error
+        devices = ", ".join(core.available_devices)
+        raise ConfigError(f"must be one of {devices}, got {device!r}", argument="device") from error
     writable = [name for name, how in known.items() if how == "RW"]
     for name, value in options.items():
         if name not in writable:
@@ -132,10 +138,13 @@ def _ports(nodes: Sequence[Any]) -> list[Port]:
     """Return the inputs or the outputs of a model. One without a name is called by its place."""
     ports = []
     for place, node in enumerate(nodes):
-        names = node.get_names()
-        name = node.get_any_name() if names else f"input{place}"
-        shape = tuple(size.get_length() if size.is_static else None for size in node.get_partial_shape())
-        ports.append(Port(name, _dtype(node), shape))
+        name = f"input{place}"
+        if node.get_names():
+            name = node.get_any_name()
+        sizes: list[int | None] = []
+        for size in node.get_partial_shape():
+            sizes.append(size.get_length() if size.is_static else None)
+        ports.append(Port(name, _dtype(node), tuple(sizes)))
     return ports
 
 

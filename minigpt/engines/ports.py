@@ -18,7 +18,7 @@ from minigpt.errors import CheckpointError
 INTEGERS = ("int64", "int32", "int16", "uint32", "uint64")
 FLOATING = ("float16", "float32", "float64")
 SEQUENCE = re.compile(r"past|seq|len|dynamic_axes", re.IGNORECASE)  # of a dimension's name: how many tokens it has
-BATCH = re.compile(r"batch", re.IGNORECASE)
+TEXTS = re.compile(r"batch", re.IGNORECASE)  # of a dimension's name: how many texts it has
 
 
 class Role(enum.Enum):
@@ -35,7 +35,7 @@ class Role(enum.Enum):
     ROW = "which row of the cache goes on in each row"
 
 
-NAMES: tuple[tuple[Role, str], ...] = (  # the first pattern that is found in an input's name says what it is
+PATTERNS: tuple[tuple[Role, str], ...] = (  # the first pattern that is found in an input's name says what it is
     (Role.HAS_PAST, r"^use_cache(_branch)?$"),
     (Role.KEPT, r"^(num_)?logits_to_keep$"),
     (Role.ROW, r"^beam_idx$"),
@@ -62,8 +62,10 @@ class Port(NamedTuple):
 
     def described(self) -> str:
         """Return what a message says of it."""
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.name!r} of dtype {self.dtype} and shape ({sizes})"
+        sizes: list[str] = []
+        for size in self.shape:
+            sizes.append("?" if size is None else str(size))
+        return f"{self.name!r} of dtype {self.dtype} and shape ({', '.join(sizes)})"
 
 
 class Graph:
@@ -85,16 +87,18 @@ class Graph:
 
     def __init__(self, file: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         self.file = file
-        self.inputs = {port: self._role(port, inputs) for port in inputs}
-        ids = [port for port, role in self.inputs.items() if role is Role.IDS]
+        self.inputs: dict[Port, Role] = {}
+        for port in inputs:
+            self.inputs[port] = self._role(port, inputs)
+        ids = self._of_role(Role.IDS)
         if len(ids) != 1 or len(ids[0].shape) != 2:
             found = _described(inputs)
             raise CheckpointError(f"{file} must take ids of shape (B, T) by one input, and its inputs are {found}")
         self.logits = self._logits(outputs)
         self.pasts = self._continued(outputs)
         rows, tokens = ids[0].shape
-        self.rows = rows if isinstance(rows, int) and rows > 0 else 1
-        self.fixed = tokens if isinstance(tokens, int) and tokens > 0 else None
+        self.rows = _fixed_size(rows) or 1
+        self.fixed = _fixed_size(tokens)
 
     @property
     def has_cache(self) -> bool:
@@ -102,9 +106,12 @@ class Graph:
         is_fed = bool(self.pasts) and None not in self.pasts.values()
         return is_fed and self.fixed is None
 
+    def _of_role(self, role: Role) -> list[Port]:
+        return [port for port, its in self.inputs.items() if its is role]
+
     def _role(self, port: Port, inputs: Sequence[Port]) -> Role:
         name = port.name.lower()
-        for role, pattern in NAMES:
+        for role, pattern in PATTERNS:
             if re.search(pattern, name):
                 return role
         if len(inputs) == 1 and port.dtype in INTEGERS:
@@ -125,11 +132,16 @@ class Graph:
 
     def _continued(self, outputs: Sequence[Port]) -> dict[Port, str | None]:
         """Return the inputs of the past, each with the output that has its name with "present", else its place."""
-        pasts = [port for port, role in self.inputs.items() if role is Role.PAST]
+        pasts = self._of_role(Role.PAST)
         others = [port.name for port in outputs if port.name != self.logits]
-        named = {_plain(name): name for name in others}
-        if all(_plain(port.name) in named for port in pasts):
-            return {port: named[_plain(port.name)] for port in pasts}
+        by_stem: dict[str, str] = {}
+        for name in others:
+            by_stem[_stem(name)] = name
+        continued: dict[Port, str | None] = {}
+        for port in pasts:
+            continued[port] = by_stem.get(_stem(port.name))
+        if None not in continued.values():
+            return continued
         if len(others) == len(pasts):
             return dict(zip(pasts, others, strict=True))
         return dict.fromkeys(pasts)
@@ -151,9 +163,10 @@ class Graph:
             raise CheckpointError(f"{self.file} reads {size} tokens at most, and a text has {len(ids)}")
         places = np.arange(read, read + size)
         seen = read + len(ids)
+        empty = [0] * padding
         rows = {
-            Role.IDS: np.array([*ids, *[0] * padding]),
-            Role.MASK: np.array([1] * seen + [0] * padding),
+            Role.IDS: np.array([*ids, *empty]),
+            Role.MASK: np.array([1] * seen + empty),
             Role.POSITIONS: places,
             Role.SEGMENTS: np.zeros(size),
         }
@@ -198,7 +211,7 @@ class Graph:
             name = str(size)
             if isinstance(size, int) and size >= 0:
                 sizes.append(size)
-            elif BATCH.search(name) or (axis == 0 and not SEQUENCE.search(name)):
+            elif TEXTS.search(name) or (axis == 0 and not SEQUENCE.search(name)):
                 sizes.append(self.rows)
             else:
                 sizes.append(0)
@@ -207,10 +220,17 @@ class Graph:
         return np.zeros(sizes, port.dtype)
 
 
+def _fixed_size(size: int | str | None) -> int | None:
+    """Return the size of a dimension if it is fixed."""
+    if isinstance(size, int) and size > 0:
+        return size
+    return None
+
+
 def _described(ports: Sequence[Port]) -> str:
     return ", ".join(port.described() for port in ports) or "none"
 
 
-def _plain(name: str) -> str:
+def _stem(name: str) -> str:
     """Return the name of a past or of what continues it, without the word that tells them apart."""
     return re.sub(r"past_key_values|past_key_value|present_key_values|present|past", "", name.lower()).strip("._")
