@@ -44,25 +44,29 @@ OTHER_NETWORKS = re.compile(
 )
 
 
-class Rule(NamedTuple):
+class FieldRule(NamedTuple):
     """A rule for the values of a field: a test, and its words."""
 
     fits: Callable[[Any], bool]
     words: str
 
 
-def ruled(default: Any, rule: Rule) -> Any:
+def field_with(default: Any, rule: FieldRule) -> Any:
     """Return a field of the config whose values obey a rule."""
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
-SIZE = Rule(lambda size: type(size) is int and 0 < size < 2**31, "a whole number above 0 and below 2^31")
-ID = Rule(lambda id: type(id) is int and -(2**31) <= id < 2**31, "a token id of 32 bits")  # some write -1 for none
-IDS = Rule(lambda ids: all(map(ID.fits, ids if isinstance(ids, tuple) else [ids])), f"{ID.words}, or a list of them")
-SHARE = Rule(lambda share: type(share) in (int, float) and 0 <= share <= 1, "within [0, 1]")
-AMOUNT = Rule(lambda amount: type(amount) in (int, float) and 0 <= amount <= sys.float_info.max, "a float, 0 or more")
-FLAG = Rule(lambda flag: isinstance(flag, bool), "true or false")
-ACTIVATION = Rule(lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
+SIZE = FieldRule(lambda size: type(size) is int and 0 < size < 2**31, "a whole number above 0 and below 2^31")
+ID = FieldRule(lambda id: type(id) is int and -(2**31) <= id < 2**31, "a token id of 32 bits")  # some write -1 for none
+ID_OR_IDS = FieldRule(
+    lambda ids: all(map(ID.fits, ids if isinstance(ids, tuple) else [ids])), f"{ID.words}, or a list of them"
+)
+FRACTION = FieldRule(lambda share: type(share) in (int, float) and 0 <= share <= 1, "within [0, 1]")
+AMOUNT = FieldRule(
+    lambda amount: type(amount) in (int, float) and 0 <= amount <= sys.float_info.max, "a float, 0 or more"
+)
+BOOLEAN = FieldRule(lambda flag: isinstance(flag, bool), "true or false")
+ACTIVATION = FieldRule(lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,26 +81,26 @@ class GPT2Config:
         ConfigError: if a value is of the wrong kind or out of range, or two values contradict each other.
     """
 
-    vocab_size: int = ruled(50257, SIZE)
-    n_positions: int = ruled(1024, SIZE)
-    n_embd: int = ruled(768, SIZE)
-    n_layer: int = ruled(12, SIZE)
-    n_head: int = ruled(12, SIZE)
-    n_inner: int | None = ruled(None, SIZE)
-    activation_function: str = ruled("gelu_new", ACTIVATION)
-    resid_pdrop: float = ruled(0.1, SHARE)
-    embd_pdrop: float = ruled(0.1, SHARE)
-    attn_pdrop: float = ruled(0.1, SHARE)
-    layer_norm_epsilon: float = ruled(1e-5, AMOUNT)
-    initializer_range: float = ruled(0.02, AMOUNT)
-    scale_attn_weights: bool = ruled(True, FLAG)
-    scale_attn_by_inverse_layer_idx: bool = ruled(False, FLAG)
-    reorder_and_upcast_attn: bool = ruled(False, FLAG)
-    tie_word_embeddings: bool = ruled(True, FLAG)
-    bos_token_id: int | None = ruled(50256, ID)
-    eos_token_id: int | tuple[int, ...] | None = ruled(50256, IDS)
-    pad_token_id: int | None = ruled(None, ID)
-    used_vocab_size: int | None = ruled(None, SIZE)
+    vocab_size: int = field_with(50257, SIZE)
+    n_positions: int = field_with(1024, SIZE)
+    n_embd: int = field_with(768, SIZE)
+    n_layer: int = field_with(12, SIZE)
+    n_head: int = field_with(12, SIZE)
+    n_inner: int | None = field_with(None, SIZE)
+    activation_function: str = field_with("gelu_new", ACTIVATION)
+    resid_pdrop: float = field_with(0.1, FRACTION)
+    embd_pdrop: float = field_with(0.1, FRACTION)
+    attn_pdrop: float = field_with(0.1, FRACTION)
+    layer_norm_epsilon: float = field_with(1e-5, AMOUNT)
+    initializer_range: float = field_with(0.02, AMOUNT)
+    scale_attn_weights: bool = field_with(True, BOOLEAN)
+    scale_attn_by_inverse_layer_idx: bool = field_with(False, BOOLEAN)
+    reorder_and_upcast_attn: bool = field_with(False, BOOLEAN)
+    tie_word_embeddings: bool = field_with(True, BOOLEAN)
+    bos_token_id: int | None = field_with(50256, ID)
+    eos_token_id: int | tuple[int, ...] | None = field_with(50256, ID_OR_IDS)
+    pad_token_id: int | None = field_with(None, ID)
+    used_vocab_size: int | None = field_with(None, SIZE)
 
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from minigpt.swap.fit import Explained
     from minigpt.tokenizer import Tokenizer
 
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 
-def option(
+def recipe_field(
     default: Any = None, about: str | None = None, *, kind: Any = str | None, values: Sequence[str] = (),
     is_axis: bool = False, difference: str | None = None,
 ) -> Any:  # fmt: skip
@@ -104,41 +104,41 @@ class Recipe:
         NormError: if ``sites`` or ``keep`` cannot be read.
     """
 
-    source: str | Path = option("demo", "A directory, a file of weights, a Hugging Face id, or 'demo'.")
+    source: str | Path = recipe_field("demo", "A directory, a file of weights, a Hugging Face id, or 'demo'.")
     _: dataclasses.KW_ONLY
-    norm: "Norms | None" = option(
+    norm: "Norms | None" = recipe_field(
         None, "Norm to swap in: a registered one, package.module:Name or path/to/file.py:Name."
     )
-    sites: str | Sequence[str] = option(
+    sites: str | Sequence[str] = recipe_field(
         "*", "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late."
     )
-    keep: Collection[str] = option(
+    keep: Collection[str] = recipe_field(
         choices.KEEP, "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
         is_axis=True,
     )  # fmt: skip
-    center: bool = option(
+    center: bool = recipe_field(
         False, "Centre what writes to the residual stream first, so that rms is a LayerNorm.", kind=bool, is_axis=True
     )
-    fit: str | Path | None = option(
+    fit: str | Path | None = recipe_field(
         None, "File to fit the swapped norms on: closest to the original norms' outputs.", is_axis=True
     )
-    attention: str = option(
+    attention: str = recipe_field(
         "sdpa", "sdpa (fused) or eager (written out).", kind=str, values=choices.ATTENTIONS, is_axis=True
     )
-    arithmetic: str = option("fast", kind=str, values=choices.ARITHMETICS, is_axis=True)
-    device: "str | torch.device | None" = option(None, "cpu, cuda, cuda:N; by default CUDA if there is one.")
-    dtype: "str | torch.dtype | None" = option(
+    arithmetic: str = recipe_field("fast", kind=str, values=choices.ARITHMETICS, is_axis=True)
+    device: "str | torch.device | None" = recipe_field(None, "cpu, cuda, cuda:N; by default CUDA if there is one.")
+    dtype: "str | torch.dtype | None" = recipe_field(
         None,
         f"{', '.join(choices.DTYPE_NAMES)}; by default the checkpoint's.",
         values=choices.DTYPE_NAMES,
         is_axis=True,
     )  # fmt: skip
-    quantize: str | None = option(
+    quantize: str | None = recipe_field(
         None, "int8: weights in eight bits, for the CPU; norms stay exact.", values=choices.QUANTIZES, is_axis=True,
         difference="{} weights are other weights",
     )  # fmt: skip
-    revision: str | None = option(None, "Branch, tag or commit of a Hugging Face repository.")
-    local_files_only: bool = option(False, kind=bool)
+    revision: str | None = recipe_field(None, "Branch, tag or commit of a Hugging Face repository.")
+    local_files_only: bool = recipe_field(False, kind=bool)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -399,13 +399,15 @@ def check_names(names: Collection[str], known: Collection[str], function: str) -
             raise ConfigError(f"is not an argument of {function}; {instead}", argument=name)
 
 
-OPTIONS = [field.name for field in dataclasses.fields(Recipe) if field.name != "source"]
+RECIPE_OPTIONS = [field.name for field in dataclasses.fields(Recipe) if field.name != "source"]
 
 
-def takes_options_of(recipe: Callable[Options, Recipe]) -> Callable[[Callable[..., Result]], Callable[Options, Result]]:
+def takes_options_of(
+    recipe: Callable[Arguments, Recipe],
+) -> Callable[[Callable[..., Returned]], Callable[Arguments, Returned]]:
     """Return a decorator that gives a function the parameters of ``Recipe``, for type checkers and for ``help``."""
 
-    def decorate(function: Callable[..., Result]) -> Callable[Options, Result]:
+    def decorate(function: Callable[..., Returned]) -> Callable[Arguments, Returned]:
         function.__signature__ = inspect.signature(recipe)  # type: ignore[attr-defined]
         return function
 
@@ -429,5 +431,5 @@ def from_pretrained(source: str | Path = "demo", **options: Any) -> "GPT2":
         ConfigError: if an argument is unknown; the message says what to use for transformers' names.
         CheckpointError, ConfigError, NormError, GenerationError: as ``Recipe`` and ``Recipe.open``.
     """
-    check_names(options, OPTIONS, "from_pretrained")
+    check_names(options, RECIPE_OPTIONS, "from_pretrained")
     return Recipe(source, **options).load().model

@@ -12,12 +12,20 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from minigpt.checkpoint.contents import CONFIG, TOKENIZER_FILES, VOCABULARIES, Files, fields_of, local_place, write_json
+from minigpt.checkpoint.contents import (
+    CONFIG,
+    TOKENIZER_FILES,
+    VOCABULARY_FILES,
+    Files,
+    fields_of,
+    local_place,
+    write_json,
+)
 from minigpt.errors import CheckpointError, GenerationError, listing
 from minigpt.files import read_text, replaced, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
-NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-2
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-2
 GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # takes a tokenizer.json as it is
 PLAIN_CLASSES = (*GPT2_CLASSES, PLAIN_CLASS, "TokenizersBackend")
@@ -37,7 +45,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
         self.backend = backend
         has_end = backend.token_to_id(END_OF_TEXT) is not None
-        defaults: dict[str, Any] = dict.fromkeys(NAMES if has_end else (), END_OF_TEXT)
+        defaults: dict[str, Any] = dict.fromkeys(TOKEN_NAMES if has_end else (), END_OF_TEXT)
         self.settings = defaults if settings is None else settings
 
     @classmethod
@@ -63,8 +71,8 @@ class Tokenizer:
     @classmethod
     def read(cls, folder: Path) -> "Tokenizer":
         """Load the tokenizer whose files are in a folder. Raises as ``from_pretrained``."""
-        if not any((folder / name).is_file() for name in VOCABULARIES):
-            raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARIES)}")
+        if not any((folder / name).is_file() for name in VOCABULARY_FILES):
+            raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         try:
             tokenizer = cls(*_read(folder))
         except Exception as error:  # the libraries raise bare ones
@@ -237,7 +245,7 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         fields["chat_template"] = read_text(folder / "chat_template.jinja", CheckpointError)
     if backend := _plain(folder, fields):
         if fields.get("tokenizer_class") in GPT2_CLASSES:
-            fields = dict.fromkeys(NAMES, END_OF_TEXT) | fields
+            fields = dict.fromkeys(TOKEN_NAMES, END_OF_TEXT) | fields
     elif (folder / "meta.pkl").is_file():
         backend = _of_characters(folder / "meta.pkl")
     else:

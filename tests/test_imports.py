@@ -1,7 +1,9 @@
 """No file of the package imports itself, by whatever way: imports in functions and for type checkers count too."""
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -18,7 +20,7 @@ def modules() -> dict[str, Path]:
 
 def imported(name: str, known: dict[str, Path]) -> Iterator[str]:
     """The modules of the package that a module imports anywhere."""
-    for node in ast.walk(ast.parse(known[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(known[name])):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -53,7 +55,7 @@ def test_no_file_imports_itself() -> None:
 def test_no_file_is_long() -> None:
     """350 lines of code: what is longer is two files."""
     for name, file in modules().items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = parsed(file)
         comments = {
             line
             for node in ast.walk(tree)
@@ -65,3 +67,115 @@ def test_no_file_is_long() -> None:
             line for i, line in enumerate(lines, 1) if i not in comments and line.strip() and line.strip()[0] != "#"
         ]
         assert len(code) <= 350, f"{name} has {len(code)} lines of code"
+
+
+# One name is one thing. Commands are named as the functions that they call, and these are what a library looks for:
+MAY_BE_TWICE = {"app", "build", "finetune", "generate", "parity", "perplexity", "register", "run", "TYPE_CHECKING"}
+# A class of transformers' under the name of ours, as its ``repr`` shows it:
+MAY_BE_TWICE |= {"FastConv1D"}
+# Those that are still to be renamed. The set only shrinks.
+ARE_TWICE = {
+    "ACTIVATIONS", "AT_ONCE", "BATCH", "BLOCK", "BUILT_IN", "Block", "COMPILED", "COUNTS", "Cell", "Channel",
+    "DISTANCES", "DTYPES", "Diagnosis", "EPS", "EPSILONS", "FEW", "HEIGHT", "KINDS", "LARGEST", "LONG_TEXT",
+    "MAPS", "MOST", "MOST_CONTEXT", "MOST_ROWS", "Mistake", "NAMES", "NARROW", "NUMBER", "Norm", "Norms", "OURS",
+    "OWN", "PLAIN", "Part", "Precision", "Prompts", "RIGHT", "ROWS", "Reader", "Row", "Rows", "SCALES",
+    "SETTINGS", "SIGNS", "STATE", "Step", "Tile", "Truth", "WIDTH", "WIDTHS", "WORDS", "WRONG", "digits",
+    "mistakes_of", "multiplied", "read_prompts", "rounding", "same", "texts_of", "times", "transposed",
+}  # fmt: skip
+
+# Nodes of the syntax tree a statement: the most that a room may have. They only sink.
+MOST_NODES = {
+    "(root)": 9.6, "bench": 9.2, "checkpoint": 10.1, "cli": 9.4, "conformance": 10.3, "engine": 11.0,
+    "engines": 8.5, "generation": 9.2, "hf": 8.7, "judge": 9.6, "model": 10.8, "norms": 9.6, "report": 9.5,
+    "serve": 8.9, "study": 10.6, "swap": 9.8,
+}  # fmt: skip
+
+
+def room_of(file: Path) -> str:
+    """The folder of the package that a file is in; "(root)" for a file of none."""
+    folders = file.relative_to(ROOT).parts[:-1]
+    return folders[0] if folders else "(root)"
+
+
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The public functions, classes and constants of a module."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        for target in targets_of(node):
+            names |= {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def targets_of(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, ast.AnnAssign):
+        return [node.target]
+    return []
+
+
+def homes(files: Iterable[Path]) -> dict[str, dict[str, Path]]:
+    """The rooms that define each public name, with a file of each. A file of no room is a room of its own."""
+    found: dict[str, dict[str, Path]] = defaultdict(dict)
+    for file in files:
+        room = file.name if room_of(file) == "(root)" else room_of(file)
+        for name in defined(parsed(file)):
+            found[name][room] = file.relative_to(ROOT)
+    return found
+
+
+def statements(tree: ast.Module) -> list[ast.stmt]:
+    """All statements of a module but imports and docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    skipped: set[ast.AST] = set()
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            skipped.add(node.body[0])
+        if isinstance(node, ast.stmt) and node not in skipped and not isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+    return found
+
+
+def weight(node: ast.AST) -> int:
+    """The number of nodes of a statement without the statements in it."""
+    apart = (ast.stmt, ast.excepthandler, ast.match_case, ast.expr_context)
+    return 1 + sum(weight(child) for child in ast.iter_child_nodes(node) if not isinstance(child, apart))
+
+
+def test_nodes_are_counted_by_statement() -> None:
+    tree = ast.parse('"""Docs."""\nimport os\nif a:\n    b = [c for c in d]\n')
+    branch, assignment = statements(tree)
+    assert weight(branch) == len([ast.If, ast.Name])
+    assert weight(assignment) == len(
+        [ast.Assign, ast.Name, ast.ListComp, ast.Name, ast.comprehension, ast.Name, ast.Name]
+    )
+    assert defined(ast.parse("A, _b = 1, 2\nc: int = 3\ndef f(): d = 4\nclass G: e = 5")) == {"A", "c", "f", "G"}
+
+
+def test_one_name_is_one_thing() -> None:
+    found = homes(modules().values())
+    twice = {name: sorted(map(str, rooms.values())) for name, rooms in found.items() if len(rooms) > 1}
+    new = {name: files for name, files in twice.items() if name not in MAY_BE_TWICE | ARE_TWICE}
+    print(
+        f"{len(twice)} names in two rooms, {len(MAY_BE_TWICE)} of them may be; renamed: {sorted(ARE_TWICE - {*twice})}"
+    )
+    assert not new, "rename the lesser of each"
+
+
+def test_no_room_grows_denser() -> None:
+    rooms: dict[str, list[ast.stmt]] = defaultdict(list)
+    for file in modules().values():
+        rooms[room_of(file)] += statements(parsed(file))
+    density = {room: sum(map(weight, nodes)) / len(nodes) for room, nodes in rooms.items()}
+    for room, nodes in sorted(density.items()):
+        print(f"{room}: {nodes:.2f} nodes a statement, at most {MOST_NODES[room]}")
+    assert density.keys() == MOST_NODES.keys()
+    assert {room: nodes for room, nodes in density.items() if nodes > MOST_NODES[room]} == {}

@@ -18,7 +18,7 @@ import minigpt
 from minigpt import ConfigError, NormError, Recipe
 from minigpt.checkpoint.norms import described_norms
 from minigpt.checkpoint.save import can_save_frozen
-from minigpt.recipe import OPTIONS, differences
+from minigpt.recipe import RECIPE_OPTIONS, differences
 from minigpt.study.study import AXES
 
 TALE = "Once upon a time there was a young gardener named Tom. He had a garden. " * 20
@@ -172,7 +172,7 @@ def test_importing_the_package_reads_no_recipe() -> None:
 
 def test_an_option_of_opening_is_declared_once_and_every_list_of_them_is_whole() -> None:
     names = [field.name for field in dataclasses.fields(Recipe)]
-    assert names[1:] == OPTIONS
+    assert names[1:] == RECIPE_OPTIONS
     assert [*inspect.signature(minigpt.from_pretrained).parameters] == names
     listed = f"{', '.join(names[1:-1])} and {names[-1]}"
     for function in (minigpt.from_pretrained, minigpt.parity):

@@ -26,22 +26,22 @@ SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
-VOCABULARIES = (
+VOCABULARY_FILES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     "encoder.json", "meta.pkl",
 )  # fmt: skip
 TOKENIZER_FILES = (
-    *VOCABULARIES, "merges.txt", "vocab.bpe", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
-    "chat_template.jinja",
+    *VOCABULARY_FILES, "merges.txt", "vocab.bpe", "tokenizer_config.json", "added_tokens.json",
+    "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
-WEIGHTS = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
+WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
 WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
 ADAPTER = "adapter_config.json"  # of PEFT
 CURRENT = "current"  # names the folder inside that holds the checkpoint while its files are moved to their places
 
 DEMO = Path(__file__).parents[1] / "demo"
-KNOWN = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+PUBLISHED = ("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 COMMITS: dict[tuple[str, str | None], str] = {}  # of repositories and revisions, as this process first saw them
 REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 
@@ -103,7 +103,7 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
             f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
-            f"{', '.join(KNOWN)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
+            f"{', '.join(PUBLISHED)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
             f"The hub's client says: {' '.join(str(error).split())}"
         ) from error
     return folder
@@ -147,7 +147,7 @@ class Files:
     @property
     def has_tokenizer(self) -> bool:
         """True if there is a tokenizer's vocabulary."""
-        return any((self.folder / name).is_file() for name in VOCABULARIES)
+        return any((self.folder / name).is_file() for name in VOCABULARY_FILES)
 
     def generation_fields(self) -> dict[str, Any]:
         """Return all fields of generation_config.json; an empty dict without one.
@@ -170,7 +170,7 @@ class Files:
         if name := str((self.config or {}).get(WEIGHTS_FIELD) or ""):
             _require_beside(self.folder / CONFIG, name)
             return _shards(self.folder / name) if name.endswith(".index.json") else [self.folder / name]
-        for name in WEIGHTS:
+        for name in WEIGHT_FILES:
             if (self.folder / name).is_file():
                 return [self.folder / name]
             if (index := self.folder / f"{name}.index.json").is_file():
@@ -290,8 +290,8 @@ def write_json(path: Path, fields: Mapping[str, object]) -> None:
 
 def holds_model(folder: Path) -> bool:
     """Return True if a folder contains a config or weights by a checkpoint's names, or a tokenizer."""
-    indexes = (f"{name}.index.json" for name in WEIGHTS)
-    return any((folder / name).is_file() for name in (CONFIG, *WEIGHTS, *indexes, *VOCABULARIES))
+    indexes = (f"{name}.index.json" for name in WEIGHT_FILES)
+    return any((folder / name).is_file() for name in (CONFIG, *WEIGHT_FILES, *indexes, *VOCABULARY_FILES))
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:

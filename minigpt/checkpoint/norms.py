@@ -30,7 +30,7 @@ Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, o
 # sqrt(eps) / deviation. The root of this eps is a power of two, so multiplying rounds nothing. Variances below 2**16
 # vanish beside it.
 FROZEN_EPS = 2.0**40
-PLAIN = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
+PLAIN_CALIBRATION = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
 PLAIN_FORM: Pairs = [("*", "frozen")]  # the norms of such a checkpoint
 
 
@@ -128,5 +128,5 @@ def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
         site, _, parameter = name.rpartition(".")
         if parameter == "weight" and site.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f"):
             plain[name] = weight / eps**0.5
-            plain[f"{site}.calibration"] = torch.tensor(PLAIN, dtype=weight.dtype)
+            plain[f"{site}.calibration"] = torch.tensor(PLAIN_CALIBRATION, dtype=weight.dtype)
     return plain

@@ -156,7 +156,7 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
             module.register_parameter(parameter, nn.Parameter(placed))
 
 
-def describe(files: Files, known_ids: int = 0) -> dict[str, Any]:
+def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
     """Return its files, format, shape, parameters, dtype, and the range of every norm's weight and bias.
 
     Every value is read, to find NaN and infinity.

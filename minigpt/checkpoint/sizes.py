@@ -18,17 +18,28 @@ from minigpt.config import AMOUNT, SIZE
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import read_object
 
-POSITIONS = ("max_position_embeddings", "n_positions")  # most models have no tensor for them
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-SIZES = ("vocab_size", "hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "num_heads", "n_heads")
-PARTS = (  # which some models lack, or have in another number in each layer
+POSITION_FIELDS = ("max_position_embeddings", "n_positions")  # most models have no tensor for them
+LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+SIZE_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "n_embd",
+    "d_model",
+    "num_attention_heads",
+    "n_head",
+    "num_heads",
+    "n_heads",
+)
+PART_FIELDS = (  # which some models lack, or have in another number in each layer
     "num_key_value_heads", "head_dim", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff",
     "num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size",
 )  # fmt: skip
-AMOUNTS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon",
-           "rope_theta", "initializer_range")  # fmt: skip
+AMOUNT_FIELDS = (
+    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon",
+    "rope_theta", "initializer_range",
+)  # fmt: skip
 PACKED = 16  # numbers that stand in one of a quantized file, at most
-SPARE = 2  # times as many values as the files hold: they leave out a head that is the embedding
+SPARE_VALUES = 2  # times as many values as the files hold: they leave out a head that is the embedding
 SMALL = 2**28  # values that take no memory worth a check
 
 
@@ -76,14 +87,14 @@ def check_config(place: Path) -> None:
 
 
 def _check_fields(path: Path, fields: Mapping[str, Any], headers: Headers) -> None:
-    for name in (*SIZES, *LAYERS, *POSITIONS, *PARTS):
+    for name in (*SIZE_FIELDS, *LAYER_FIELDS, *POSITION_FIELDS, *PART_FIELDS):
         for size in _listed(fields.get(name)):
-            is_none = name in PARTS and type(size) is int and size == 0
+            is_none = name in PART_FIELDS and type(size) is int and size == 0
             if not (is_none or SIZE.fits(size)):
                 raise ConfigError(f"{path}: {name} must be {SIZE.words}, got {size!r:.200}")
-            if headers.tensors and name not in POSITIONS:
+            if headers.tensors and name not in POSITION_FIELDS:
                 _check_size(path, name, size, headers)
-    for name in AMOUNTS:
+    for name in AMOUNT_FIELDS:
         for amount in _listed(fields.get(name)):
             if not AMOUNT.fits(amount):
                 raise ConfigError(f"{path}: {name} must be {AMOUNT.words}, got {amount!r:.200}")
@@ -91,7 +102,7 @@ def _check_fields(path: Path, fields: Mapping[str, Any], headers: Headers) -> No
 
 def _check_size(path: Path, name: str, size: int, headers: Headers) -> None:
     most, has = PACKED * headers.longest, f"no tensor longer than {headers.longest:,}"
-    if name in LAYERS:
+    if name in LAYER_FIELDS:
         most, has = headers.tensors, f"{headers.tensors:,} tensors"
     if size > most:
         raise ConfigError(f"{path}: {name} is {size:,}, and the files of weights have {has}")
@@ -106,7 +117,7 @@ def check_memory(place: Path, model: nn.Module, is_quantized: bool) -> None:
     Raises:
         CheckpointError: if it needs many more.
     """
-    held, times = read_headers(place).values, SPARE
+    held, times = read_headers(place).values, SPARE_VALUES
     if is_quantized:
         times = PACKED
     most = max(SMALL, held * times)

@@ -24,7 +24,7 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
         Exit status: 0 it would load, 2 it would not; the error says why.
     """
     from minigpt.checkpoint.contents import Files
-    from minigpt.checkpoint.pretrained import describe
+    from minigpt.checkpoint.pretrained import describe_checkpoint
     from minigpt.checkpoint.transformers_model import describe_other
     from minigpt.recipe import Recipe
     from minigpt.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
         if files.architecture is not None:
             facts |= describe_other(files.place)
         else:
-            facts |= describe(files, tokenizer.id_count if tokenizer else 0)
+            facts |= describe_checkpoint(files, tokenizer.id_count if tokenizer else 0)
             facts["norms"] = _norm_lines(facts["norms"])
     facts["tokenizer"] = "none"
     if tokenizer:

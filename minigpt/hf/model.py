@@ -106,7 +106,7 @@ def choice(config: transformers.GPT2Config, in_call: dict[str, Any], by_default:
     return chosen
 
 
-def config_of(config: transformers.GPT2Config, chosen: Choice) -> transformers.GPT2Config:
+def config_for(config: transformers.GPT2Config, chosen: Choice) -> transformers.GPT2Config:
     """Return ``config`` if it says what was chosen, else a copy that does."""
     named = chosen.named()
     kind = transformers.GPT2Config if named == Choice() else MiniGPT2Config
@@ -194,7 +194,7 @@ class GPT2Model(ChosenParts, modeling_gpt2.GPT2Model):
 
     def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:
         self.chosen = choice(config, {"norm": norm, "arithmetic": arithmetic}, self.by_default)
-        super().__init__(config_of(config, self.chosen))
+        super().__init__(config_for(config, self.chosen))
         if self.chosen.arithmetic == "fast":
             self._accelerate()
         install_norms(self, self.chosen)
@@ -228,7 +228,7 @@ class GPT2LMHeadModel(ChosenParts, modeling_gpt2.GPT2LMHeadModel):
 
     def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:
         self.chosen = choice(config, {"norm": norm, "arithmetic": arithmetic}, self.by_default)
-        modeling_gpt2.GPT2PreTrainedModel.__init__(self, config_of(config, self.chosen))
+        modeling_gpt2.GPT2PreTrainedModel.__init__(self, config_for(config, self.chosen))
         self.transformer = GPT2Model(self.config, self.chosen.norm, self.chosen.arithmetic)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.post_init()

@@ -30,7 +30,7 @@ from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
-from minigpt.recipe import OPTIONS, Recipe, check_names
+from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names
 from minigpt.report.numerals import brief
 from minigpt.report.parity_report import ParityReport
 from minigpt.swap.sites import matching
@@ -177,7 +177,7 @@ class Original(Truth):
         Raises:
             CheckpointError: if the checkpoint was saved again since the original was read.
         """
-        check_names(opening, OPTIONS, "judge")
+        check_names(opening, RECIPE_OPTIONS, "judge")
         limits, say = parse_budget(budget), Steps(progress, total=3)
         gradients = self.gradients is not None if gradients is None else gradients
         if gradients and self.gradients is None:
@@ -416,7 +416,7 @@ def parity(
         CheckpointError, ConfigError, NormError, GenerationError: if it cannot be judged; the message says why.
         MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
     """
-    check_names(opening, OPTIONS, "parity")
+    check_names(opening, RECIPE_OPTIONS, "parity")
     parse_budget(budget)
     texts: dict[str, Any] = dict(
         prompts=prompts, text=text, max_new_tokens=max_new_tokens, gradients=gradients,

@@ -10,7 +10,7 @@ from checkpoints import edit_tensors, reference, saved, tiny_bpe
 
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.pretrained import describe
+from minigpt.checkpoint.pretrained import describe_checkpoint
 from minigpt.checkpoint.transformers_model import describe_other
 from minigpt.cli import app
 
@@ -18,7 +18,7 @@ from minigpt.cli import app
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"n_inner": 50}, {"n_layer": 3}], ids=str)
 def test_the_facts_are_transformers(tmp_path: Path, fields: dict[str, Any]) -> None:
     model = reference(**fields)
-    facts, config = describe(Files.at(saved(model, tmp_path))), model.config
+    facts, config = describe_checkpoint(Files.at(saved(model, tmp_path))), model.config
     assert (facts["layers"], facts["heads"], facts["width"]) == (config.n_layer, config.n_head, config.n_embd)
     assert (facts["context"], facts["vocabulary"]) == (config.n_positions, config.vocab_size)
     assert (facts["activation"], facts["norm eps"]) == (config.activation_function, config.layer_norm_epsilon)
@@ -36,7 +36,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     saved(reference(), tmp_path)
     edit_tensors(tmp_path, lambda tensors: {name: tensors[name] for name in tensors if "ln_f.bias" not in name})
     with pytest.raises(CheckpointError, match=r"does not hold this model's tensors: missing ln_f\.bias$"):
-        describe(Files.at(tmp_path))
+        describe_checkpoint(Files.at(tmp_path))
 
 
 def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_nan_and_infinity_are_named(tmp_path: Path) -> None:
         tensors["transformer.wpe.weight"][5, 7] = -torch.inf
         return tensors
 
-    facts = describe(Files.at(edit_tensors(saved(reference(), tmp_path), spoil)))
+    facts = describe_checkpoint(Files.at(edit_tensors(saved(reference(), tmp_path), spoil)))
     assert sorted(facts["not finite"]) == ["h.1.ln_2.bias", "wpe.weight"]
 
 

@@ -18,7 +18,7 @@ from foreign import write_pickle
 import minigpt
 from minigpt import CheckpointError, GenerationError, MiniGPTError
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.pretrained import describe
+from minigpt.checkpoint.pretrained import describe_checkpoint
 from minigpt.checkpoint.transformers_model import load_with_transformers
 
 
@@ -27,7 +27,7 @@ def refusal(place: Path) -> str:
     with pytest.raises(MiniGPTError) as raised:
         minigpt.from_pretrained(place, device="cpu")
     with pytest.raises(type(raised.value), match=f"^{re.escape(str(raised.value))}$"):
-        describe(Files.at(place))
+        describe_checkpoint(Files.at(place))
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
