@@ -1,7 +1,7 @@
 """Text, JSON and JSON lines in files: one sentence if a file cannot be read, and no half of one is ever written."""
 
 import contextlib
-import fcntl
+import errno
 import functools
 import hashlib
 import json
@@ -16,6 +16,7 @@ from typing import Any
 from minigpt.errors import MiniGPTError
 
 PARTIAL = ".partial"  # ends the name of a temporary file
+POLL_SECONDS = 0.01  # between two looks at a lock that another process holds
 _temporaries: set[Path] = set()  # of this process, as long as they may be there
 
 
@@ -220,9 +221,12 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         BlockingIOError: if another process holds it.
         OSError: if the file is not there, or its file system has no locks.
     """
+    from filelock import lock_descriptor  # imported here: the shell's options need no lock
+
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if not lock_descriptor(descriptor, blocking=wait, poll_interval=POLL_SECONDS):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         yield
     finally:
         os.close(descriptor)
@@ -315,12 +319,7 @@ class Lines:
         self.close()
 
     def _read(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise self.kind(f"another process is writing {self.path}") from error
-        except OSError:  # a file system without locks
-            pass
+        self._lock()
         self._file.seek(0)
         *lines, rest = self._file.read().split(b"\n")
         self.rows = [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
@@ -328,6 +327,15 @@ class Lines:
             self.torn = len(lines) + 1
             self._require_own(self.torn, rest)
             self._file.truncate(self._file.tell() - len(rest))
+
+    def _lock(self) -> None:
+        from filelock import lock_descriptor
+
+        is_ours = True
+        with contextlib.suppress(OSError):  # a file system without locks
+            is_ours = lock_descriptor(self._file.fileno(), blocking=False)
+        if not is_ours:
+            raise self.kind(f"another process is writing {self.path}")
 
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
         self._require_own(number, line)
