@@ -39,12 +39,12 @@ def silent(step: str) -> None:
 def diagnose(original: Original, program: Any) -> tuple[float, float, list[Diagnosed]]:
     """Return a program's error over the noise floor, the seconds of a diagnosis, and what it finds."""
     with judging():
-        candidate, sums = candidate_of(original, program), Sums()
-        for prompt in original.prompts:
-            sums.add(candidate.logits(prompt).double() - prompt.truth)
+        runner, sums = candidate_of(original.truth, program).runner, Sums()
+        for prompt in original.truth.prompts:
+            sums.add(runner.logits(prompt).double() - original.truth.logits(prompt))
         begun = time.perf_counter()
-        found = find_mistakes(original, candidate, silent)
-    return sums.rms / original.noise_floor.rms, time.perf_counter() - begun, found
+        found = find_mistakes(original.truth, runner, silent)
+    return sums.rms / original.truth.floor.prompts.rms, time.perf_counter() - begun, found
 
 
 def row(ratio: float, seconds: float, found: list[Diagnosed], result: str) -> Row:
@@ -69,8 +69,8 @@ def result_of(ratio: float, found: list[Diagnosed], expected: tuple[str, ...]) -
 
 def singles(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
-    for words, settings in planted.single_plants(original.config.n_embd, original.config.vocab_size):
-        program = planted.Program(original.place, dtype, **settings)
+    for words, settings in planted.single_plants(original.truth.config.n_embd, original.truth.config.vocab_size):
+        program = planted.Program(original.truth.place, dtype, **settings)
         ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
         rows[words] = row(ratio, seconds, found, result_of(ratio, found, (words,)))
         print(words, rows[words], file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def singles(original: Original, dtype: torch.dtype) -> dict[str, Row]:
 
 def rights(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
-    for name, make in planted.right_programs(original.place):
+    for name, make in planted.right_programs(original.truth.place):
         ratio, seconds, found = diagnose(original, make())
         result = "named wrongly" if found else "not named"
         rows[name] = row(ratio, seconds, found, "passes" if ratio <= MOST_NOISE else result)
@@ -90,7 +90,7 @@ def rights(original: Original, dtype: torch.dtype) -> dict[str, Row]:
 def pairs(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
     for first, second, *words in planted.PAIRS:
-        program = planted.Program(original.place, dtype, **first, **second)
+        program = planted.Program(original.truth.place, dtype, **first, **second)
         ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
         name = " + ".join(words)
         rows[name] = row(ratio, seconds, found, result_of(ratio, found, tuple(words)))

@@ -39,7 +39,6 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         "attention": "sdpa", "prompts": "4 texts", "against": None, "quantize": None,
         "center": False, "exact": True, "notes": [], "missing": [], "changes": [], "against_norm": "fused",
         "built_in": False, "difference": None, "nan": None,
-        "speed": {"candidate_ms": 3.1, "reference_ms": 4.2},
         "versions": {"minigpt": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0",
                      "hardware": "x86_64", "threads": 2, "float32_products": "full float32 (TF32 off)"},
         "norm_sites": sites,

@@ -15,6 +15,7 @@ from minigpt.files import read_object
 
 if TYPE_CHECKING:
     from minigpt.judge.original import Original
+    from minigpt.judge.truth import Truth
     from minigpt.recipe import Recipe
     from minigpt.report.parity_report import ParityReport
 
@@ -109,25 +110,27 @@ def parity(
             candidates = [of_engine.open()]
         if original is not None:
             say(f"reading {original}", 0)
-            truth = _load(original, recipes[0])
-            recipes = [_beside_record(recipe, truth, given) for recipe in recipes]
+            read = _load(original, recipes[0])
+            recipes = [_beside_record(recipe, read.truth, given) for recipe in recipes]
         else:
             texts = _texts(prompt, prompts)
-            truth = _read(recipes, against, say, prompts=texts, text=text, gradients=gradients)
+            read = _read(recipes, against, say, prompts=texts, text=text, gradients=gradients)
         if record is not None:
-            truth.save(record)
+            read.save(record)
         if outputs is not None:
-            judged = [truth.judge_outputs(outputs, budget=budget, diagnose=diagnose or None)]
+            judged = [read.judge_outputs(outputs, budget=budget, diagnose=diagnose or None)]
         elif candidates:
             asked = dict(budget=budget, diagnose=diagnose or None)
-            judged = [truth.judge(candidates[0], progress=_second_half(say), **asked)]
+            judged = [read.judge(candidates[0], progress=_second_half(say), **asked)]
         elif _only_records(given):
             judged = []
         else:
             asked: dict[str, Any] = dict(gradients=gradients or None, diagnose=diagnose or None, budget=budget)
-            judged = _judge(truth, recipes, say, **asked, **searches)
+            judged = _judge(read, recipes, say, **asked, **searches)
     if not judged:
-        show(f"{record} holds {truth.source} as transformers {truth.versions['transformers']} computes it", {})
+        truth = read.truth
+        version = truth.versions["transformers"]
+        show(f"{record} holds {truth.source} as transformers {version} computes it", {})
         return
     _show(judged, json_file, html)
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
@@ -221,7 +224,7 @@ def _load(record: Path, recipe: "Recipe") -> "Original":
     return Original.load(record, device=device)
 
 
-def _beside_record(recipe: "Recipe", truth: "Original", given: Given) -> "Recipe":
+def _beside_record(recipe: "Recipe", truth: "Truth", given: Given) -> "Recipe":
     """Return a recipe whose model and attention are the record's, unless others are given."""
     if "attention" not in given:
         recipe = dataclasses.replace(recipe, attention=truth.attention)
@@ -232,7 +235,7 @@ def _beside_record(recipe: "Recipe", truth: "Original", given: Given) -> "Recipe
 
 
 def _judge(
-    truth: "Original", recipes: "list[Recipe]", say: Callable[[str, float], None], **options: Any
+    original: "Original", recipes: "list[Recipe]", say: Callable[[str, float], None], **options: Any
 ) -> "list[ParityReport]":
     """Judge the recipes' models, in the second half of the progress."""
     judged: list[ParityReport] = []
@@ -243,7 +246,7 @@ def _judge(
         say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
 
     for recipe in recipes:
-        judged.append(truth.judge(recipe, progress=tell, **options))
+        judged.append(original.judge(recipe, progress=tell, **options))
     return judged
 
 

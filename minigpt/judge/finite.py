@@ -3,15 +3,16 @@
 T tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError, listing
-from minigpt.judge.reference import Recorder, Reference
-from minigpt.judge.truth import Truth
+from minigpt.judge.reading import Sample
+from minigpt.judge.reference import Reference
 from minigpt.precision import dtype_name
 
 # Dtypes with a wider range than float16, in the order in which they are tried.
@@ -22,8 +23,6 @@ WIDER = {
     torch.float64: (),
 }
 
-GradientsOf = Callable[[Reference], Mapping[str, Tensor]]
-
 
 @dataclass(frozen=True)
 class Overflow:
@@ -31,12 +30,12 @@ class Overflow:
 
     Attributes:
         what: its name, e.g. "the logits of prompt 0".
-        ids: the tokens that were read.
-        is_gradient: whether it is gradients of all texts, and not an output of these tokens.
+        texts: the tokens that were read: of one text, or of all whose gradients were computed.
+        is_gradient: whether it is gradients, and not an output.
     """
 
     what: str
-    ids: list[int]
+    texts: Sequence[list[int]]
     is_gradient: bool = False
 
 
@@ -55,11 +54,11 @@ def require_finite(what: str, ids: list[int], tensors: Iterable[Tensor]) -> None
         NotFiniteError: if a tensor holds NaN or infinity.
     """
     if not all_finite(tensors):
-        raise NotFiniteError(Overflow(what, ids))
+        raise NotFiniteError(Overflow(what, [ids]))
 
 
-def require_finite_gradients(gradients: Mapping[str, Tensor]) -> None:
-    """Check the gradients that transformers computes.
+def require_finite_gradients(gradients: Mapping[str, Tensor], texts: Sequence[list[int]]) -> None:
+    """Check the gradients that transformers computes of texts.
 
     Raises:
         NotFiniteError: if one holds NaN or infinity.
@@ -69,7 +68,7 @@ def require_finite_gradients(gradients: Mapping[str, Tensor]) -> None:
         if not all_finite([gradient]):
             wrong.append(name)
     if wrong:
-        raise NotFiniteError(Overflow(f"the gradients of {listing(wrong)}", [], is_gradient=True))
+        raise NotFiniteError(Overflow(f"the gradients of {listing(wrong)}", texts, is_gradient=True))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -77,27 +76,31 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(x.isfinite().all()) for x in tensors)
 
 
-def explain(truth: Truth, overflow: Overflow, gradients_of: GradientsOf) -> MiniGPTError:
+def explain(overflow: Overflow, place: Path, attention: str, dtype: torch.dtype, device: torch.device) -> MiniGPTError:
     """Return an error that says where transformers is not finite, and which dtype to take instead.
 
-    It reads the text again with one model after the other, so no other model should be in memory.
+    It reads the texts again with one model after the other, so no other model should be in memory.
 
     Args:
-        gradients_of: computes the gradients of all texts.
+        place, attention, dtype, device: of the original.
     """
-    said = f"transformers itself is not finite at {dtype_name(truth.dtype)}: {overflow.what} hold NaN or infinity"
+    said = f"transformers itself is not finite at {dtype_name(dtype)}: {overflow.what} hold NaN or infinity"
     if not overflow.is_gradient:
-        reference = reference_at(truth, truth.dtype)
-        place = first_not_finite(outputs_of(reference, overflow.ids))
+        reference = Reference(place, attention, dtype, device)
+        first = first_not_finite(outputs_of(reference, overflow.texts[0]))
         del reference
-        if place is not None:
-            said += f", and the first output that does is {place}"
-    tried = []
-    for wider in WIDER[truth.dtype]:
-        reference = reference_at(truth, wider)
-        if broken := broken_weights(reference):
+        if first is not None:
+            said += f", and the first output that does is {first}"
+    tried: list[str] = []
+    for wider in WIDER[dtype]:
+        reference = Reference(place, attention, wider, device)
+        broken = broken_weights(reference)
+        if broken:
             return MiniGPTError(f"{said}; the checkpoint's own weights do too: {listing(broken)}")
-        computed = gradients_of(reference) if overflow.is_gradient else outputs_of(reference, overflow.ids)
+        if overflow.is_gradient:
+            computed = reference.gradients(overflow.texts)
+        else:
+            computed = outputs_of(reference, overflow.texts[0])
         if all_finite(computed.values()):
             return MiniGPTError(f"{said}; take {dtype_name(wider)}, at which all of it is finite")
         tried.append(dtype_name(wider))
@@ -105,21 +108,14 @@ def explain(truth: Truth, overflow: Overflow, gradients_of: GradientsOf) -> Mini
     return MiniGPTError(f"{said}; {' and '.join(tried) or 'a wider dtype'} cannot hold it either")
 
 
-def reference_at(truth: Truth, dtype: torch.dtype) -> Reference:
-    """Return the original at another dtype."""
-    return Reference(truth.place, attention=truth.attention, dtype=dtype, device=truth.device)
-
-
 def outputs_of(reference: Reference, ids: list[int]) -> dict[str, Tensor]:
-    """Return what norms and blocks compute of a text, in the order of the data, and the logits (1, T, V) last.
+    """Return what norms and blocks compute of a text, in the order of the data, and the logits (T, V) last.
 
     Each is named as a sentence names it.
     """
-    host = reference.host
-    with Recorder(host.root, [*host.sites, *host.blocks]) as recorder:
-        logits = reference(torch.tensor([ids], device=reference.device))
-    outputs = {f"that of {place}": output for place, output in recorder.outputs.items()}
-    return outputs | {"the logits": logits}
+    reading = reference.read(Sample.whole(ids))
+    outputs = {f"that of {place}": output for place, output in reading.outputs.items()}
+    return outputs | {"the logits": reading.logits}
 
 
 def first_not_finite(outputs: Mapping[str, Tensor]) -> str | None:

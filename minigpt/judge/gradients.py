@@ -4,6 +4,7 @@ T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -175,19 +176,32 @@ def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, 1:], reduction="sum")
 
 
-def gradient_errors(
-    gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor], noise: Mapping[str, float]
-) -> list[GradientError]:
-    """Return the relative error of each gradient beside transformers' own at the dtype, the worst ratio first.
+def relative_errors(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the relative error of each gradient that is known, by Parameter."""
+    errors: dict[str, float] = {}
+    for name, true in exact.items():
+        if name in gradients:
+            errors[name] = relative_error(gradients[name], true)
+    return errors
+
+
+def gradient_rows(errors: Mapping[str, float], floor: Mapping[str, float]) -> list[GradientError]:
+    """Return the error of each gradient beside transformers' own at the dtype, the worst ratio first.
 
     The noise of a gradient is at least the median of all: of few numbers it may be small by chance.
     """
-    least = statistics.median(noise.values())
-    rows = []
-    for name in exact.keys() & gradients.keys():
-        error, floor = relative_error(gradients[name], exact[name]), max(noise[name], least)
-        rows.append(GradientError(name, error, floor, noise_ratio(error, floor)))
-    return sorted(rows, key=lambda row: (-row.ratio if row.ratio == row.ratio else -torch.inf, row.parameter))
+    least = statistics.median(floor.values())
+    rows: list[GradientError] = []
+    for name, error in errors.items():
+        noise = max(floor[name], least)
+        rows.append(GradientError(name, error, noise, noise_ratio(error, noise)))
+    return sorted(rows, key=worst_first)
+
+
+def worst_first(row: GradientError) -> tuple[float, str]:
+    """Return what sorts the larger ratio first, and NaN before any."""
+    order = -torch.inf if math.isnan(row.ratio) else -row.ratio
+    return order, row.parameter
 
 
 def relative_error(value: Tensor, truth: Tensor) -> float:

@@ -16,7 +16,7 @@ from minigpt.errors import NormError
 from minigpt.host import hooked
 from minigpt.inputs import check_rows
 from minigpt.report.charts import Maps
-from minigpt.report.fields import Fields, Form, Shown
+from minigpt.report.fields import Form, Shown
 from minigpt.report.numerals import brief, percent
 from minigpt.report.parts import Number, Part, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
@@ -37,7 +37,7 @@ MAPS: tuple[tuple[str, str, str, Form], ...] = (  # a field, its title, what it 
 
 
 @dataclasses.dataclass(frozen=True)
-class Channel(Fields):
+class Channel:
     """A channel, and its share of the variance."""
 
     channel: int
@@ -45,7 +45,7 @@ class Channel(Fields):
 
 
 @dataclasses.dataclass(frozen=True)
-class SiteStatistics(Fields):
+class SiteStatistics:
     """What a norm is given. A row is the stream at one token; its deviation is sqrt(variance + eps), and for an RMSNorm
     sqrt(mean square + eps): what the norm divides by.
 
@@ -149,8 +149,9 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
         for site in sites
     ]
     heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")
+    figures = [vars(site) for site in sites]
     drawings = [
-        Part(key, title, SHADES, drawing="maps", data=Maps(sites, {key: caption}, form), brief=0)
+        Part(key, title, SHADES, drawing="maps", data=Maps(figures, {key: caption}, form), brief=0)
         for key, title, caption, form in MAPS
     ]
     return [*drawings, Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows)]

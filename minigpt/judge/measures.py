@@ -73,7 +73,10 @@ class RowDistance:
 
 
 class LogitsMeter:
-    """A candidate's logits and next-token distributions against the truth, over many texts.
+    """Logits of many texts against the truth, and the next-token distributions that they are.
+
+    Args:
+        with_distributions: whether to measure these too. They need more memory, so a text is compared in parts.
 
     Attributes:
         distances: of the logits of each text.
@@ -81,7 +84,8 @@ class LogitsMeter:
         columns: for each text, figures by name: one for each position, or for each target.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_distributions: bool = True) -> None:
+        self.with_distributions = with_distributions
         self.distances: list[Distance] = []
         self.without_shift = Distance()
         self.columns: list[dict[str, Float[Tensor, " seq"]]] = []
@@ -94,25 +98,36 @@ class LogitsMeter:
         self,
         truth: Float[Tensor, "seq vocab"],
         logits: Float[Tensor, "seq vocab"],
-        targets: Int[Tensor, " targets"],
+        targets: Int[Tensor, " targets"] | None = None,
         counted: int | None = None,
     ) -> None:
         """Count one text.
 
         Args:
-            targets: the tokens that its first positions should have predicted.
+            targets: the tokens that its first positions should have predicted; by default none.
             counted: of how many of its first positions the distribution counts; by default of all.
         """
         distance, parts = Distance(), []
-        for start in range(0, len(truth), AT_ONCE):
-            part = slice(start, start + AT_ONCE)
+        if targets is None:
+            targets = torch.empty(0, dtype=torch.long, device=truth.device)
+        rows = AT_ONCE if self.with_distributions else len(truth)
+        for start in range(0, len(truth), rows):
+            part = slice(start, start + rows)
             true, value = truth[part].double(), logits[part].double()
             distance.add(value, true)
             self.without_shift.add(value - (value - true).mean(-1, keepdim=True), true)
-            parts.append(_compare(true, value, targets[part]))
+            columns = {"error": (value - true).square().mean(-1).sqrt()}
+            if self.with_distributions:
+                columns |= _compare(true, value, targets[part])
+            parts.append(columns)
         self.distances.append(distance)
         columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         self.columns.append({name: x if name == "error" else x[:counted] for name, x in columns.items()})
+
+    @property
+    def largest_error(self) -> float:
+        """The largest RMS error at a position."""
+        return max((float(columns["error"].max()) for columns in self.columns), default=0.0)
 
     def column(self, name: str) -> Float[Tensor, " all"]:
         """Return a figure at every position of all texts."""
@@ -157,7 +172,6 @@ def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor
         "kl": kl_divergence(p, q),
         "top1": top_overlap(logits, truth, 1),
         "top5": top_overlap(logits, truth, min(5, truth.shape[-1])),
-        "error": (logits - truth).square().mean(-1).sqrt(),
         "true_loss": true_loss,
         "loss": loss,
         "loss_change": loss - true_loss,

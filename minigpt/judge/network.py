@@ -4,7 +4,7 @@ T tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,21 +12,22 @@ from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.host import Shape
-from minigpt.judge.candidate import Candidate
 from minigpt.judge.diagnose import Diagnosis, Noise
-from minigpt.judge.door import architecture_of
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.precision import precision_of
+from minigpt.judge.reading import Runner, Sample
 from minigpt.judge.reference import Reference
-from minigpt.judge.truth import Sample, Truth
+from minigpt.judge.source import architecture_of
+from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
-from minigpt.report.fields import MOST_NOISE, Diagnosed
-from minigpt.report.parity_report import ParityReport
+from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
 SAME = 1e-3  # of the noise floor: the network must be this near to the truth
+
+Say = Callable[[str], None]
 
 
 def is_quick(truth: Truth) -> bool:
@@ -40,37 +41,50 @@ def estimated_weights(shape: Shape) -> int:
     return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
 
 
-def diagnosed(
-    truth: Truth, candidate: Candidate, report: ParityReport, diagnose: bool | None, say: Callable[[str], None]
-) -> ParityReport:
-    """Return a report with the precision that its error is like, and its diagnosis if one is due.
+@dataclass(frozen=True)
+class Explanation:
+    """What is behind a verdict.
+
+    Attributes:
+        precision: the dtype whose own error in transformers is nearest to the candidate's.
+        diagnosis: the mistakes that give the candidate's logits; None if none was sought.
+        notes: why there is no diagnosis, though one was due.
+    """
+
+    precision: Precision | None
+    diagnosis: list[Diagnosed] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def explain(
+    truth: Truth, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
+) -> Explanation:
+    """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
 
     Args:
-        report: with its verdict.
         diagnose: None for a FAIL of a small GPT-2 alone.
     """
-    precision = precision_of(report.logits.rms_error, truth.precisions)
-    report = replace(report, precision=precision)
-    are_prompts_right = report.logits.ratio <= MOST_NOISE  # windows, or tokens read one by one, may be off all the same
+    precision = precision_of(figures.logits.rms_error, truth.precisions)
+    # Windows, or tokens read one by one, may be off all the same.
+    are_prompts_right = figures.logits.ratio <= MOST_NOISE
     if diagnose is None:
-        diagnose = report.outcome == "FAIL" and is_quick(truth) and not are_prompts_right
-    if not diagnose or report.passed:
-        return report
+        diagnose = verdict.outcome == "FAIL" and is_quick(truth) and not are_prompts_right
+    if not diagnose or verdict.passed:
+        return Explanation(precision)
     if are_prompts_right:
         note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
-        return replace(report, notes=[*report.notes, note])
+        return Explanation(precision, notes=[note])
     try:
-        rows = find_mistakes(truth, candidate, say)
+        return Explanation(precision, find_mistakes(truth, runner, say))
     except DiagnosisError as error:
-        return replace(report, notes=[*report.notes, f"{error}."])
-    return replace(report, diagnosis=rows)
+        return Explanation(precision, notes=[f"{error}."])
 
 
 class DiagnosisError(MiniGPTError):
     """A diagnosis that is not possible, though the verdict stands."""
 
 
-def find_mistakes(truth: Truth, candidate: Candidate, say: Callable[[str], None]) -> list[Diagnosed]:
+def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
     """Return the mistakes that give the candidate's logits; none if no known one does.
 
     Raises:
@@ -81,17 +95,17 @@ def find_mistakes(truth: Truth, candidate: Candidate, say: Callable[[str], None]
     say("opening the network in float64")
     network, own_noise = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
-    texts = texts_of(truth, candidate, weights)
+    texts = texts_of(truth, runner, weights)
     check_network(truth, network, texts[0])
 
     def longer() -> list[Text]:
-        whole = [sample for sample in truth.windows if len(sample.truth) == length(sample)]
-        return [text_of(truth, candidate, sample) for sample in whole[:1]]
+        whole = [sample for sample in truth.windows if len(truth.logits(sample)) == length(sample)]
+        return [text_of(truth, runner, sample) for sample in whole[:1]]
 
     def own(mistakes: Sequence[Mistake]) -> float:
         return own_noise(network, mistakes, texts)
 
-    noise = Noise(truth.noise_floor.rms, truth.noise_floor.scale, truth.precisions, own)
+    noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.precisions, own)
     return Diagnosis(network, mistakes_of(network.model), texts, longer, noise, weights, say).find()
 
 
@@ -151,7 +165,7 @@ def no_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text
     return 0.0
 
 
-def texts_of(truth: Truth, candidate: Candidate, weights: int) -> list[Text]:
+def texts_of(truth: Truth, runner: Runner, weights: int) -> list[Text]:
     """Return what the candidate computes of the prompts, the shortest first, as far as there is time for them."""
     prompts = sorted(truth.prompts, key=length)
     texts, tokens = list[Text](), 0
@@ -159,7 +173,7 @@ def texts_of(truth: Truth, candidate: Candidate, weights: int) -> list[Text]:
         tokens += length(sample)
         if texts and tokens * weights > MOST_WORK:
             break
-        texts.append(text_of(truth, candidate, sample))
+        texts.append(text_of(truth, runner, sample))
     return texts
 
 
@@ -167,10 +181,10 @@ def length(sample: Sample) -> int:
     return len(sample.ids)
 
 
-def text_of(truth: Truth, candidate: Candidate, sample: Sample) -> Text:
-    logits = candidate.logits(sample).double()
+def text_of(truth: Truth, runner: Runner, sample: Sample) -> Text:
+    logits = runner.logits(sample).double()
     logits = logits.masked_fill(logits.isinf(), torch.nan)
-    return Text(truth.tensor(sample.ids), logits, sample.truth.double())
+    return Text(truth.tensor(sample.ids), logits, truth.logits(sample).double())
 
 
 def check_network(truth: Truth, network: Network, text: Text) -> None:
@@ -181,7 +195,7 @@ def check_network(truth: Truth, network: Network, text: Text) -> None:
     """
     sums = Sums()
     sums.add(network.logits((), text) - text.truth)
-    if sums.rms > SAME * max(truth.noise_floor.rms, 1e-9 * truth.noise_floor.scale):
+    if sums.rms > SAME * max(truth.floor.prompts.rms, 1e-9 * truth.floor.prompts.scale):
         raise DiagnosisError(
             f"The diagnosis needs the original as it was read, and {truth.place} holds another model now"
         )

@@ -8,7 +8,7 @@ B batch, T tokens, C embedding.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.measures import RowDistance
+from minigpt.judge.reading import Outputs, Sample
 from minigpt.judge.reference import Reference
-from minigpt.judge.truth import Sample, TrueNorm, Truth
+from minigpt.judge.true_norm import TrueNorm
+from minigpt.judge.truth import Truth
 
-Outputs = Mapping[str, Float[Tensor, "seq *rows"]]
 SAME = 1e-6  # two readings in float64 differ by less, relative to their size
 EXPLAINED = 0.5  # an error of a block that falls below this share, less what was off before, came from there
 
@@ -159,9 +160,10 @@ def _same_model(truth: Truth, sample: Sample) -> Reference | None:
             logits = reference(truth.tensor(sample.ids))[0]
     except (MiniGPTError, ImportError):
         return None
-    if logits.shape != sample.truth.shape:
+    true = truth.logits(sample)
+    if logits.shape != true.shape:
         return None
-    error = float((logits - sample.truth).norm() / sample.truth.norm())
+    error = float((logits - true).norm() / true.norm())
     if not error <= SAME:
         return None
     return reference

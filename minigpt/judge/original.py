@@ -1,51 +1,57 @@
 """The original, read once, and candidates held against it: ``minigpt.Original`` and ``minigpt.parity``."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from minigpt.device import require_values, resolve_device
-from minigpt.engines.engine import Engine
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
-from minigpt.judge.candidate import FileCandidate, candidate_of, gradient_texts
-from minigpt.judge.door import architecture_of, open_source, state_of, unchanged
-from minigpt.judge.engine_candidate import EngineCandidate
-from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
-from minigpt.judge.gradients import gradients_of, relative_error
-from minigpt.judge.measures import Distance, RowDistance
-from minigpt.judge.network import diagnosed
-from minigpt.judge.perplexity import file_ids, window_losses, windows_of
-from minigpt.judge.precision import read_precisions
-from minigpt.judge.prompts import Prompts, built_in_windows, default_prompts, file_windows, read_prompts
-from minigpt.judge.reference import Recorder, Reference, judging, milliseconds
+from minigpt.errors import CheckpointError, ConfigError, NormError
+from minigpt.judge.candidate import Candidate, candidate_of, candidate_of_file
+from minigpt.judge.judgement import Judgement, Searches
+from minigpt.judge.network import explain
+from minigpt.judge.prompts import Prompts, read_texts
+from minigpt.judge.read_truth import TruthReader, require_low_floors
+from minigpt.judge.record import load_truth, save_truth
+from minigpt.judge.reference import judging
 from minigpt.judge.rules import decide, parse_budget
-from minigpt.judge.truth import TrueNorm, Truth, load_truth
-from minigpt.judge.verdict import Judgement
-from minigpt.machine import versions
+from minigpt.judge.source import Source, State, architecture_of, open_source, state_of
+from minigpt.judge.truth import Truth
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names
-from minigpt.report.numerals import brief
 from minigpt.report.parity_report import ParityReport
 from minigpt.swap.sites import matching
 from minigpt.watch import watched
 
 NEW_TOKENS = 32
 OF_MODULES = {"attention", "device", "dtype", "local_files_only"}  # options of the original of a module
-MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64: 1 GiB
-
-# A reference whose own noise is a larger share of the logits' scale computes something else than its float64 truth.
-MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 
 
-class Original(Truth):
+class ReadOptions(TypedDict, total=False):
+    """How an original is read; ``Original`` describes each."""
+
+    attention: str
+    device: str | torch.device | None
+    dtype: str | torch.dtype | None
+    prompts: Prompts | None
+    text: str | Path | None
+    max_new_tokens: int
+    gradients: bool
+    revision: str | None
+    local_files_only: bool
+    progress: Progress | None
+
+
+class Original:
     """A checkpoint as transformers computes it, read once. ``judge`` holds any number of candidates against it.
+
+    ``Original(source, ...)`` is ``Original.read(source, ...)``. ``Original.load`` reads a file that ``save`` wrote.
 
     transformers reads it at the dtype, and is freed; minigpt reads it in reference arithmetic; then transformers
     reads it in float64 on the weights as rounded to the dtype, and is freed. So there is one model in memory at a
@@ -62,97 +68,56 @@ class Original(Truth):
         gradients: also keep the gradient of the loss for every Parameter.
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
-    ``minigpt.judge.truth.Truth`` describes the attributes.
+    Attributes:
+        truth: what transformers says, as ``minigpt.judge.truth.Truth`` describes it.
 
     Raises:
         CheckpointError, ConfigError, GenerationError: if it cannot be read; the message says why.
         MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
     """
 
-    def __init__(
-        self,
-        source: str | Path = "demo",
-        *,
-        attention: str = "sdpa",
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        prompts: Prompts | None = None,
-        text: str | Path | None = None,
-        max_new_tokens: int = NEW_TOKENS,
-        gradients: bool = False,
-        revision: str | None = None,
-        local_files_only: bool = False,
-        progress: Progress | None = None,
-    ) -> None:
-        say = Steps(progress, total=5)
-        say(f"reading {source}")
-        recipe = Recipe(source, attention=attention, revision=revision, local_files_only=local_files_only)
-        place, resolved = recipe.place(), resolve_device(device)
-        require_values(resolved)
-        self.files = state_of(place)
-        opened = open_source(place, dtype)
-        config = opened.shape
-        chosen = default_prompts(place, config) if prompts is None else read_prompts(place, prompts, config)
-        text_ids = [] if text is None else file_ids(text, chosen.tokenizer, config)
-        super().__init__(
-            source=str(source), place=place, attention=attention, device=resolved, dtype=opened.dtype, config=config,
-            described=chosen.described, tokenizer=chosen.tokenizer, text_file=None if text is None else str(text),
-            text_ids=text_ids, why_random=chosen.why_random, norm=opened.norm,
-        )  # fmt: skip
-        if text is not None:
-            self.windows = file_windows(text_ids, config)
-        elif prompts is None:
-            self.windows = built_in_windows(chosen, config, opened.weights)
-        with judging(), unchanged(place):
-            overflow = None
-            try:
-                self._read(chosen.ids, max_new_tokens, gradients, say)
-            except NotFiniteError as error:
-                overflow = error.overflow
-            if overflow is not None:  # the model that overflowed is freed here
-                raise explain(self, overflow, lambda reference: _gradients(reference, self))
-            say("transformers in other dtypes")
-            self.precisions = read_precisions(self, opened.weights)
-        self.versions = versions(self.device) | {"float32_products": "full float32 (TF32 off)"}
-        self._require_low_floors()
-
-    def _read(self, prompts: list[list[int]], most: int, gradients: bool, say: Callable[[str], None]) -> None:
-        """Read the original, with one model in memory at a time."""
-        say(f"transformers at {dtype_name(self.dtype)}")
-        rounded = _read_rounded(self, prompts, most, gradients)
-        if architecture_of(self.place) is None:
-            say("minigpt in reference arithmetic")
-            _read_ours(self, rounded.logits)
-        say("transformers in float64")
-        _read_exact(self, rounded)
-
-    def _require_low_floors(self) -> None:
-        """Check that transformers at the dtype is near enough to its float64 self.
-
-        Raises:
-            MiniGPTError: if it is not, or the distance is not finite.
-        """
-        for floor, way in ((self.noise_floor, ""), (self.decoding_floor, ", token by token,")):
-            most = MOST_FLOOR[self.dtype] * floor.scale
-            if not floor.rms <= most:  # written so that NaN is refused
-                raise MiniGPTError(
-                    f"transformers at {dtype_name(self.dtype)}{way} is {brief(floor.rms)} from itself in float64, on "
-                    f"logits of scale {brief(floor.scale)}, so it cannot be the reference; update transformers, or try "
-                    "another --attention or --dtype"
-                )
+    def __init__(self, source: str | Path = "demo", **options: Unpack[ReadOptions]) -> None:
+        original = Original.read(source, **options)
+        self.truth, self.state = original.truth, original.state
 
     @classmethod
-    def load(cls, file: str | Path, *, device: str | torch.device | None = None) -> Self:
+    def of(cls, truth: Truth, state: State | None = None) -> "Original":
+        """Return the original of what is known.
+
+        Args:
+            state: of the files that were read, if they were.
+        """
+        original = cls.__new__(cls)
+        original.truth, original.state = truth, state
+        return original
+
+    @classmethod
+    def read(cls, source: str | Path = "demo", **options: Unpack[ReadOptions]) -> "Original":
+        """Return the original that transformers reads now; arguments and errors are those of the class."""
+        return read_with(source, **options)
+
+    @classmethod
+    def load(cls, file: str | Path, *, device: str | torch.device | None = None) -> "Original":
         """Return the original that ``save`` wrote. transformers need not be installed.
 
         Raises:
             CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
             MiniGPTError: if the noise floor in it is not finite, or too high to judge by.
         """
-        self = cls.__new__(cls)
-        self.__dict__ |= vars(load_truth(file, device)) | {"files": None}
-        self._require_low_floors()
-        return self
+        truth = load_truth(file, device)
+        require_low_floors(truth)
+        return cls.of(truth)
+
+    def save(self, file: str | Path) -> None:
+        """Write the original to a safetensors file: the record that ``load`` reads, and other programs too.
+
+        For each text N it has ``ids.N`` (T), ``logits.N`` (T, V) in float64, and the true output of every norm and
+        block, ``h.3.ln_1.N`` and ``h.3.N`` (T, C). Keys that begin with ``kept.`` are for ``load``.
+
+        Raises:
+            MiniGPTError: if it cannot be written.
+        """
+        save_truth(self.truth, file)
 
     def judge(
         self,
@@ -178,45 +143,78 @@ class Original(Truth):
             CheckpointError: if the checkpoint was saved again since the original was read.
         """
         check_names(opening, RECIPE_OPTIONS, "judge")
-        limits, say = parse_budget(budget), Steps(progress, total=3)
-        gradients = self.gradients is not None if gradients is None else gradients
-        if gradients and self.gradients is None:
-            raise ConfigError("needs an original that has gradients; read it with gradients too", argument="gradients")
+        limits = parse_budget(budget)
+        gradients = self._has_gradients(gradients)
         if candidate is None or isinstance(candidate, str | Path):
-            opening = {"attention": self.attention} | opening
-            candidate = Recipe(self.place if candidate is None else candidate, **opening)
+            opening = {"attention": self.truth.attention} | opening
+            candidate = Recipe(self.truth.place if candidate is None else candidate, **opening)
         elif opening:
             raise ConfigError("is for a candidate that is a source", argument=next(iter(opening)))
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
-        searches = {"sensitivity": sensitivity, "remove": remove, "bisect": bisect}
-        with judging():
-            with watched() as changes:  # which has what was changed at the end of the block
-                say("loading the candidate")
-                if isinstance(candidate, Engine):
-                    candidate = EngineCandidate(self, candidate)
-                judged = candidate_of(self, candidate)
-                judgement = Judgement(self, judged, limits, say)
-                with judged.eval_mode():
-                    if any(searches.values()):
-                        report = judgement.search(remove_file, gradients, **searches)
-                    else:
-                        report = judgement.report(judged.swapped, gradients)
-            report = dataclasses.replace(report, changes=sorted({*changes, *judged.changes}))
-            report = decide(report, limits)
-            with watched(), judged.eval_mode():
-                return diagnosed(self, judged, report, diagnose, say)
+        searches = Searches(sensitivity, remove, bisect, remove_file)
+        return self._judge(lambda: candidate_of(self.truth, candidate), searches, limits, gradients, diagnose, progress)
 
-    def judge_outputs(self, file: str | Path, **options: Any) -> ParityReport:
+    def judge_outputs(
+        self,
+        file: str | Path,
+        *,
+        gradients: bool | None = None,
+        budget: str | None = None,
+        diagnose: bool | None = None,
+        progress: Progress | None = None,
+    ) -> ParityReport:
         """Judge what another program wrote: a safetensors file with ``logits.N`` for each text of the record.
 
         Args:
-            options: of ``judge``: gradients, budget, diagnose, progress.
+            gradients, budget, diagnose, progress: as ``judge`` takes them.
 
         Raises:
             CheckpointError: if it cannot be read, lacks logits, or a tensor is unknown or has another shape.
         """
-        return self.judge(FileCandidate(self, Path(file)), **options)
+        limits, gradients = parse_budget(budget), self._has_gradients(gradients)
+        candidate = candidate_of_file(self.truth, Path(file))
+        return self._judge(lambda: candidate, Searches(), limits, gradients, diagnose, progress)
+
+    def _judge(
+        self,
+        open_candidate: Callable[[], Candidate],
+        searches: Searches,
+        limits: dict[str, float],
+        gradients: bool,
+        diagnose: bool | None,
+        progress: Progress | None,
+    ) -> ParityReport:
+        """Measure a candidate, decide, explain, and return the report.
+
+        Args:
+            open_candidate: returns it. What its code changes in the process is undone.
+        """
+        truth, say = self.truth, Steps(progress, total=3)
+        with judging():
+            with watched() as changed:  # which has what was changed at the end of the block
+                say("loading the candidate")
+                candidate = open_candidate()
+                judgement = Judgement(truth, candidate, limits, gradients, say)
+                with candidate.eval_mode():
+                    figures = judgement.figures(searches)
+            changes = sorted({*changed, *candidate.claim.changes})
+            verdict = decide(figures, limits, changes)
+            with watched(), candidate.eval_mode():
+                behind = explain(truth, candidate.runner, figures, verdict, diagnose, say)
+        return ParityReport.of(figures, verdict, behind.precision, behind.diagnosis, behind.notes)
+
+    def _has_gradients(self, gradients: bool | None) -> bool:
+        """Return whether gradients are compared; None is whether the original has them.
+
+        Raises:
+            ConfigError: if they are asked for, and the original has none.
+        """
+        if gradients is None:
+            return self.truth.gradients is not None
+        if gradients and self.truth.gradients is None:
+            raise ConfigError("needs an original that has gradients; read it with gradients too", argument="gradients")
+        return gradients
 
     def _like_the_original(self, recipe: Recipe) -> Recipe:
         """Return a recipe on the original's device and at its dtype.
@@ -225,144 +223,48 @@ class Original(Truth):
             ConfigError: if the recipe has others.
             CheckpointError: if the original's files were written since it was read.
         """
-        for name, expected in (("device", self.device), ("dtype", dtype_name(self.dtype))):
-            value = getattr(recipe, name)
-            if value is not None and (resolve_device(value) if name == "device" else value) != expected:
-                raise ConfigError(f"must be the original's, {expected}, got {value}", argument=name)
-        is_own = recipe.place().resolve() == self.place.resolve()
-        if is_own and self.files is not None and state_of(self.place) != self.files:
-            raise CheckpointError(f"{self.source} was saved to since the original was read; read the original again")
-        return dataclasses.replace(recipe, device=self.device, dtype=dtype_name(self.dtype))
+        truth = self.truth
+        device, dtype = truth.device, dtype_name(truth.dtype)
+        if recipe.device is not None and resolve_device(recipe.device) != device:
+            raise ConfigError(f"must be the original's, {device}, got {recipe.device}", argument="device")
+        if recipe.dtype is not None and recipe.dtype != dtype:
+            raise ConfigError(f"must be the original's, {dtype}, got {recipe.dtype}", argument="dtype")
+        is_own = recipe.place().resolve() == truth.place.resolve()
+        if is_own and self.state is not None and state_of(truth.place) != self.state:
+            raise CheckpointError(f"{truth.source} was saved to since the original was read; read the original again")
+        return dataclasses.replace(recipe, device=device, dtype=dtype)
 
 
-@dataclasses.dataclass
-class Rounded:
-    """What transformers at the dtype says, until the truth is known.
+def read_with(
+    source: str | Path,
+    *,
+    attention: str = "sdpa",
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    prompts: Prompts | None = None,
+    text: str | Path | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    gradients: bool = False,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    progress: Progress | None = None,
+    opened: Source | None = None,
+) -> Original:
+    """Return the original of a source, which transformers reads now.
 
-    Attributes:
-        logits, outputs: of every text; of norms and blocks, by text.
-        decoded: logits of each continuation, read token by token.
-        gradients: by Parameter; empty if the caller did not ask for them.
+    Args:
+        opened: the checkpoint, if it has been opened.
     """
-
-    logits: list[Tensor]
-    outputs: list[dict[str, Tensor]]
-    decoded: list[Tensor]
-    gradients: dict[str, Tensor]
-
-
-def _read_rounded(truth: Truth, prompts: list[list[int]], most: int, gradients: bool) -> Rounded:
-    """Let transformers at the dtype write and read."""
-    reference = Reference(truth.place, attention=truth.attention, dtype=truth.dtype, device=truth.device)
-    host = reference.host
-    truth.attention = reference.model.config._attn_implementation
-    truth.kept = reference.kept(truth.dtype)
-    truth.prompts, decoded = reference.write(prompts, most, truth.config.eos_token_ids)
-    places, logits, outputs = [*host.sites, *host.blocks], list[Tensor](), []
-    room = MOST_STREAM // max(1, len(host.sites) * truth.config.n_embd)
-    with Recorder(host.root, places) as recorder:
-        for number, sample in enumerate(truth.prompts):
-            logits.append(reference(truth.tensor(sample.ids))[0])
-            require_finite(f"the outputs of prompt {number}", sample.ids, [logits[-1], *recorder.outputs.values()])
-            require_finite(f"the logits of prompt {number}, token by token,", sample.ids, [decoded[number]])
-            room -= len(sample.ids)
-            outputs.append({place: y[0] for place, y in recorder.outputs.items()} if room >= 0 else {})
-        order = list(recorder.outputs)
-    truth.sites = [place for place in order if place in host.sites]
-    truth.blocks = [place for place in order if place in host.blocks]
-    truth.noise, truth.embedding = dict.fromkeys(order, 0.0), host.embedding
-    for number, sample in enumerate(truth.windows):
-        logits.append(reference(truth.tensor(sample.ids))[0, sample.compared].clone())
-        require_finite(f"the logits of window {number}", sample.ids, logits[-1:])
-    if not reference.is_gpt2:
-        truth.losses = _losses(truth, reference.model)
-    truth.reference_ms = milliseconds(lambda: reference(truth.tensor(truth.longest.ids)), truth.device)
-    computed = _gradients(reference, truth) if gradients else {}
-    require_finite_gradients(computed)
-    return Rounded(logits, outputs, decoded, computed)
-
-
-def _losses(truth: Truth, model: nn.Module) -> list[Sequence[float]]:
-    """Return tokens and loss of each window of the whole text file.
-
-    Raises:
-        NotFiniteError: if a window's logits hold NaN.
-    """
-    losses = list[Sequence[float]]()
-    windows = windows_of(len(truth.text_ids), truth.config.window)
-    for number, (row, window) in enumerate(zip(window_losses(model, truth.text_ids), windows, strict=True)):
-        start, _, end = window
-        require_finite(f"the logits of window {number}", truth.text_ids[start:end], [torch.tensor(row.loss)])
-        losses.append((row.tokens, row.loss))
-    return losses
-
-
-def _gradients(reference: Reference, truth: Truth) -> dict[str, Tensor]:
-    """Return the gradients that transformers computes, by Parameter.
-
-    Raises:
-        MiniGPTError: if it can compute none.
-    """
-    host = reference.host
-    try:
-        with reference.exactly():
-            return gradients_of(host.model, gradient_texts(truth), host.embedding, host.prefix, host.sites)
-    except NormError as error:
-        name = type(host.model).__name__
-        raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error
-
-
-def _read_ours(truth: Truth, logits: list[Tensor]) -> None:
-    """Let minigpt in reference arithmetic read: it has transformers' bits."""
-    recipe = Recipe(
-        truth.place, norm=None if truth.norm == "frozen" else "fused", attention=truth.attention,
-        arithmetic="reference", device=truth.device, dtype=truth.dtype,
-    )  # fmt: skip
-    model = recipe.open()[0]
-    for sample, reference_logits in zip(truth.prompts, logits, strict=False):
-        truth.bitwise_error.add(model(truth.tensor(sample.ids))[0], reference_logits)
-    truth.losses = _losses(truth, model)
-
-
-def _read_exact(truth: Truth, rounded: Rounded) -> None:
-    """Let transformers in float64 read, and count how far it is from itself at the dtype."""
-    other = "eager" if truth.attention == "sdpa" else "sdpa"  # so that float64 has a noise floor too
-    reference = Reference(truth.place, attention=other, dtype=truth.dtype, device=truth.device, compute=torch.float64)
-    host = reference.host
-    truth.norms = {site: TrueNorm.of(norm, host.site_of(norm)) for site, norm in host.norms().items()}
-    noise = {place: RowDistance() for place in truth.noise}
-    with Recorder(reference.host.root, noise) as recorder:
-        for sample, logits, outputs, decoded in zip(
-            truth.prompts, rounded.logits, rounded.outputs, rounded.decoded, strict=False
-        ):
-            sample.truth = reference(truth.tensor(sample.ids))[0]
-            truth.noise_floor.add(logits, sample.truth)
-            truth.position_noise = max(truth.position_noise, _largest_error(logits, sample.truth))
-            truth.decoding_floor.add(decoded, sample.truth[sample.before_new])
-            if outputs:
-                sample.inputs = {site: recorder.inputs[site][0] for site in truth.sites}
-                sample.outputs = {block: recorder.outputs[block][0] for block in truth.blocks}
-            for name, output in outputs.items():
-                noise[name].add(output, recorder.outputs[name][0])
-    truth.noise = {name: distance.relative for name, distance in noise.items()}
-    narrow = torch.float64 if truth.dtype == torch.float64 else torch.float32
-    for sample, logits in zip(truth.windows, rounded.logits[len(truth.prompts) :], strict=True):
-        exact = reference(truth.tensor(sample.ids))[0, sample.compared]
-        truth.window_floors.append(Distance())
-        truth.window_floors[-1].add(logits, exact)
-        truth.position_noise = max(truth.position_noise, _largest_error(logits, exact))
-        sample.truth = exact.to(narrow, copy=True)
-    if rounded.gradients:
-        gradients = _gradients(reference, truth)
-        truth.gradients = {name: gradient.to(narrow) for name, gradient in gradients.items()}
-        truth.gradient_noise = {
-            name: relative_error(rounded.gradients[name], gradient) for name, gradient in gradients.items()
-        }
-
-
-def _largest_error(logits: Tensor, exact: Tensor) -> float:
-    """Return the largest RMS error at a position, of logits (T, V)."""
-    return float((logits.double() - exact).square().mean(-1).sqrt().max())
+    say = Steps(progress, total=5)
+    say(f"reading {source}")
+    recipe = Recipe(source, attention=attention, revision=revision, local_files_only=local_files_only)
+    place, where = recipe.place(), resolve_device(device)
+    require_values(where)
+    if opened is None:
+        opened = open_source(place, dtype)
+    texts = read_texts(place, opened.shape, opened.weights, prompts, text)
+    reader = TruthReader(str(source), opened, texts, attention, where, max_new_tokens, gradients, say)
+    return Original.of(reader.read(), opened.state)
 
 
 def parity(
@@ -433,7 +335,7 @@ def parity(
     elif against is None:
         raise ConfigError("must name the original of a candidate that is no source", argument="against")
     else:
-        original = Original(against, **_options_of(candidate) | opening, **texts)
+        original = Original.read(against, **_options_of(candidate) | opening, **texts)
     return original.judge(
         candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect,
         budget=budget, diagnose=diagnose, progress=_part_of(progress, 0.6, 0.4),
@@ -471,11 +373,15 @@ def read_original(
     opened = open_source(recipe.place(), recipe.dtype)
     for other in (recipe, *check):
         _check_named(other, opened.sites)
-    dtype, revision = (recipe.dtype, recipe.revision) if against is None else (opened.dtype, None)
-    return Original(
-        recipe.source if against is None else against, attention=recipe.attention, dtype=dtype, revision=revision,
-        device=recipe.device or ("cpu" if recipe.quantize else None), local_files_only=recipe.local_files_only, **texts,
-    )  # fmt: skip
+    device = recipe.device
+    if device is None and recipe.quantize is not None:
+        device = "cpu"
+    how: dict[str, Any] = dict(
+        attention=recipe.attention, device=device, local_files_only=recipe.local_files_only, **texts
+    )
+    if against is not None:
+        return Original.read(against, dtype=opened.dtype, **how)
+    return read_with(recipe.source, dtype=recipe.dtype, revision=recipe.revision, opened=opened, **how)
 
 
 def _check_named(recipe: Recipe, sites: list[str]) -> None:

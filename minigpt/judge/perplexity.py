@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from minigpt.engine import reader
+from minigpt.engine.reader import Reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
 from minigpt.host import Shape, host_of
 from minigpt.inputs import check_known
 from minigpt.judge.measures import AT_ONCE, perplexity_of
+from minigpt.judge.reading import Scored
 from minigpt.model import GPT2
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress
@@ -24,17 +25,9 @@ from minigpt.tokenizer import Tokenizer
 
 JSON_LINES = (".jsonl", ".ndjson")
 Window = tuple[int, int, int]  # start, first token that counts, end
-Reader = Callable[[list[int], int], Iterable[Tensor]]
+WindowReader = Callable[[list[int], int], Iterable[Tensor]]
 """A function of the ids of a window and of how many of its last tokens count: logits (counted, V) that predict these,
 in parts (parts, V)."""
-
-
-class Scored(NamedTuple):
-    """A model's predictions in one window: the tokens that count, and sums over them of loss and entropy, in nats."""
-
-    tokens: int
-    loss: float
-    entropy: float
 
 
 @dataclass(frozen=True)
@@ -186,11 +179,11 @@ def window_losses(
     shape = Shape.of(model.config)
     if ids:
         check_known(torch.tensor([ids if bos is None else [bos, *ids]]), shape.vocab_size)
-    return read_losses(reader_of(model), ids, window or shape.window, stride, bos, progress=progress)
+    return read_losses(window_reader(model), ids, window or shape.window, stride, bos, progress=progress)
 
 
 def read_losses(
-    read: Reader,
+    read: WindowReader,
     ids: list[int],
     window: int,
     stride: int | None = None,
@@ -208,7 +201,7 @@ def read_losses(
 
 
 def read_windows(
-    read: Reader, ids: list[int], context: int, stride: int | None = None, bos: int | None = None
+    read: WindowReader, ids: list[int], context: int, stride: int | None = None, bos: int | None = None
 ) -> Iterator[tuple[Window, Iterator[tuple[Tensor, Tensor]]]]:
     """Yield each window of a text, and its parts: logits (parts, V) and the tokens (parts,) that they predict."""
     for window in windows_of(len(ids), context, stride, has_bos=bos is not None):
@@ -228,12 +221,12 @@ def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
     return Scored(tokens, loss, entropy)
 
 
-def reader_of(model: nn.Module) -> Reader:
+def window_reader(model: nn.Module) -> WindowReader:
     """Return a function that reads windows with a model: a GPT-2 of minigpt as ``generate`` reads, another whole."""
     host = host_of(model)
 
     def read(ids: list[int], counted: int) -> Iterator[Tensor]:
-        texts = reader.Reader(cast("GPT2", model), 1, len(ids))
+        texts = Reader(cast("GPT2", model), 1, len(ids))
         texts.read({0: ids[: -counted - 1]}, last=0)
         for start in range(len(ids) - counted - 1, len(ids) - 1, AT_ONCE):
             piece = ids[start : min(start + AT_ONCE, len(ids) - 1)]

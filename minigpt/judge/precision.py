@@ -1,15 +1,21 @@
-"""Whose precision an error is like: transformers' own in float32, float16 and bfloat16, on the same prompts."""
+"""Whose precision an error is like: transformers' own in float32, float16 and bfloat16, on the same prompts.
+
+T tokens, V vocabulary.
+"""
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.measures import Distance
+from minigpt.judge.reading import Reading, Sample, read_logits
 from minigpt.judge.reference import Reference
-from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 from minigpt.report.fields import Precision
 
@@ -18,36 +24,57 @@ WORK = 1e10  # weights times tokens that are read, but for the first prompt
 MOST_WORK = 1e11  # of the first prompt, if that is read without being asked
 
 
-def read_precisions(truth: Truth, weights: int, *, is_asked: bool = False) -> dict[str, float]:
-    """Return the RMS error of transformers' logits in each dtype, by its name; empty for a large model.
+def read_in_other_dtypes(
+    open_in: Callable[[torch.dtype], AbstractContextManager[Reference]],
+    dtype: torch.dtype,
+    prompts: Sequence[Sample],
+    weights: int,
+) -> dict[str, list[Float[Tensor, "seq vocab"]]]:
+    """Return transformers' logits of the first prompts in other dtypes than the original's, by their names.
 
-    The truth is that of the record: float64 on the weights as its dtype rounds them. transformers computes in the other
-    dtype on the same weights, which it rounds further if that dtype is narrower.
+    transformers computes in the other dtype on the weights as the original's dtype rounds them, which it rounds further
+    if that dtype is narrower. Of a large model there are none.
 
     Args:
+        open_in: gives transformers' model in a dtype for a block.
+        dtype: that of the original.
         weights: how many numbers the model has.
-        is_asked: whether to measure a large model too.
     """
-    errors = {dtype_name(truth.dtype): truth.noise_floor.rms}
-    if weights * len(truth.prompts[0].ids) > MOST_WORK and not is_asked:
-        return errors
-    for dtype in DTYPES:
-        if dtype != truth.dtype:
-            with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
-                errors[dtype_name(dtype)] = error_in(truth, dtype, weights)
-    return errors
+    logits: dict[str, list[Tensor]] = {}
+    if weights * len(prompts[0].ids) > MOST_WORK:
+        return logits
+    for other in DTYPES:
+        if other == dtype:
+            continue
+        with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
+            with open_in(other) as reference:
+                readings = [*read_logits(reference, first_of(prompts, weights))]
+            logits[dtype_name(other)] = [reading.logits for reading in readings]
+    return logits
 
 
-def error_in(truth: Truth, dtype: torch.dtype, weights: int) -> float:
-    """Return the RMS error of transformers in a dtype on the first prompts."""
-    reference = Reference(truth.place, truth.attention, truth.dtype, truth.device, compute=dtype)
-    distance, tokens = Distance(), 0
-    for sample in truth.prompts:
-        tokens += len(sample.ids)
-        if distance.count and tokens * weights > WORK:
+def first_of(prompts: Sequence[Sample], weights: int) -> list[Sample]:
+    """Return the first prompts: as many as are read quickly, and one at least."""
+    first, tokens = list[Sample](), 0
+    for prompt in prompts:
+        tokens += len(prompt.ids)
+        if first and tokens * weights > WORK:
             break
-        distance.add(reference(truth.tensor(sample.ids))[0], sample.truth)
-    return distance.rms
+        first.append(prompt)
+    return first
+
+
+def errors_of(
+    logits: Mapping[str, Sequence[Tensor]], prompts: Sequence[Sample], exact: Mapping[Sample, Reading]
+) -> dict[str, float]:
+    """Return the RMS error of logits of the first prompts in each dtype, by its name."""
+    errors: dict[str, float] = {}
+    for name, of_prompts in logits.items():
+        distance = Distance()
+        for prompt, value in zip(prompts, of_prompts, strict=False):
+            distance.add(value, exact[prompt].logits)
+        errors[name] = distance.rms
+    return errors
 
 
 def precision_of(error: float, errors: Mapping[str, float]) -> Precision | None:

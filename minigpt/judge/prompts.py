@@ -8,10 +8,11 @@ from typing import NamedTuple, cast
 import torch
 
 from minigpt.errors import CheckpointError, GenerationError
+from minigpt.generation import prompt_ids
 from minigpt.host import Shape
-from minigpt.judge.door import check_prompt, prompt_ids
-from minigpt.judge.perplexity import windows_of
-from minigpt.judge.truth import Sample
+from minigpt.inputs import check_rows
+from minigpt.judge.perplexity import file_ids, windows_of
+from minigpt.judge.reading import Sample
 from minigpt.tokenizer import Tokenizer
 
 # Like the demo's training text, but not from it, so the model is unsure and a change shows. Any GPT-2 can read them.
@@ -34,6 +35,27 @@ MOST_LOGITS = 2**27  # numbers of a text's true logits that are kept: 2,670 toke
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
+class Texts(NamedTuple):
+    """What is read: prompts, and a longer text in windows.
+
+    Attributes:
+        ids: the tokens of the prompts.
+        described: the prompts in words.
+        tokenizer: the checkpoint's, if it has one.
+        windows: of the text file, or of the built-in texts; empty if prompts alone were given.
+        file, file_ids: the text file, and its tokens; None and empty without one.
+        why_random: why the prompts are random ids; None if they are not.
+    """
+
+    ids: list[list[int]]
+    described: str
+    tokenizer: Tokenizer | None
+    windows: list[Sample]
+    file: str | None
+    file_ids: list[int]
+    why_random: str | None
+
+
 class Chosen(NamedTuple):
     """Prompts.
 
@@ -50,6 +72,28 @@ class Chosen(NamedTuple):
     tokenizer: Tokenizer | None
     prose: Sequence[int] = ()
     why_random: str | None = None
+
+
+def read_texts(
+    place: Path, config: Shape, weights: int, prompts: Prompts | None = None, text: str | Path | None = None
+) -> Texts:
+    """Return the texts that the models read: those that are given, else the built-in ones.
+
+    Args:
+        weights: how many numbers the model has.
+        text: a file.
+
+    Raises:
+        CheckpointError, GenerationError: as ``read_prompts`` and ``file_ids``.
+    """
+    chosen = default_prompts(place, config) if prompts is None else read_prompts(place, prompts, config)
+    file, ids, windows = None, list[int](), list[Sample]()
+    if text is not None:
+        file, ids = str(text), file_ids(text, chosen.tokenizer, config)
+        windows = file_windows(ids, config)
+    elif prompts is None:
+        windows = built_in_windows(chosen, config, weights)
+    return Texts(chosen.ids, chosen.described, chosen.tokenizer, windows, file, ids, chosen.why_random)
 
 
 def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
@@ -71,7 +115,7 @@ def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
         described = f"{len(ids)} list{'s' if len(ids) > 1 else ''} of ids"
     for i, prompt in enumerate(ids):
         try:
-            check_prompt(config, prompt)
+            check_rows(torch.tensor([prompt], dtype=torch.long), config.vocab_size, config.n_positions)
         except GenerationError as error:
             raise GenerationError(f"prompt {i}: {error}") from error
         if len(prompt) > (most := MOST_PROMPT // config.vocab_size):

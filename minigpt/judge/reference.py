@@ -6,7 +6,6 @@ B batch, T tokens, V vocabulary, C embedding.
 import contextlib
 import inspect
 import itertools
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.device import finish
-from minigpt.errors import CheckpointError, MiniGPTError, listing
+from minigpt.checkpoint import Files
+from minigpt.checkpoint.contents import CONFIG
+from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
+from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
 from minigpt.host import COMPILED, Float64, Shape, host_of, uncompiled
-from minigpt.judge.door import (
-    architecture_of,
-    left_padded,
-    load_with_transformers,
-    quiet_transformers,
-    raw_source,
-)
-from minigpt.judge.truth import Sample
+from minigpt.inputs import left_padded
+from minigpt.judge.gradients import gradients_of
+from minigpt.judge.perplexity import window_losses
+from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
 from minigpt.precision import HALVES, dtype_name, full_products
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers
@@ -40,15 +37,6 @@ def judging() -> Iterator[None]:
         yield
 
 
-def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the time that a call takes on a device."""
-    finish(device)
-    begun = time.perf_counter()
-    call()
-    finish(device)
-    return 1000 * (time.perf_counter() - begun)
-
-
 def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> None:
     """Give a norm that was folded away a scale of 1 and a shift of 0 where it has none, as transformers does."""
     for role, parameter in dict(norm.named_parameters()).items():
@@ -57,15 +45,27 @@ def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> Non
             norm.register_parameter(role, nn.Parameter(value, requires_grad=False))
 
 
-def gpt2_of(place: Path, attention: str, dtype: torch.dtype, compute: torch.dtype, device: torch.device) -> nn.Module:
+def gpt2_of(
+    place: Path,
+    attention: str,
+    dtype: torch.dtype,
+    compute: torch.dtype,
+    device: torch.device,
+    tensors: dict[str, Tensor] | None = None,
+) -> nn.Module:
     """Return transformers' GPT-2 with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
 
-    It reads the checkpoint's tensors itself, under their own names, so that a fault in our loading shows.
+    It takes the checkpoint's tensors under their own names, so that a fault in our loading shows.
+
+    Args:
+        tensors: by their names in the files, if they have been read. They are taken out of this dict.
     """
     from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
 
-    config_file, tensors = raw_source(place)
-    config = GPT2Config.from_json_file(config_file)
+    files = Files.at(place)
+    if tensors is None:
+        tensors = files.tensors()[0]
+    config = GPT2Config.from_json_file(files.folder / CONFIG)
     if compute == torch.float64:
         config.reorder_and_upcast_attn = False  # it would compute the scores in float32
     config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
@@ -112,17 +112,71 @@ def other_model(
     return model
 
 
-class Reference:
-    """transformers' model with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``."""
+class Reference(Runner):
+    """transformers' model with the weights of a checkpoint, rounded to ``dtype``, which computes in ``compute``.
+
+    Args:
+        tensors: of a GPT-2, by their names in the files, if they have been read. They are taken out of this dict.
+    """
 
     def __init__(
-        self, place: Path, attention: str, dtype: torch.dtype, device: torch.device, compute: torch.dtype | None = None
+        self,
+        place: Path,
+        attention: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        compute: torch.dtype | None = None,
+        tensors: dict[str, Tensor] | None = None,
     ) -> None:
-        self.is_gpt2 = architecture_of(place) is None
-        load = gpt2_of if self.is_gpt2 else other_model
-        self.model: Any = load(place, attention, dtype, compute or dtype, device)
+        compute = compute or dtype
+        self.is_gpt2 = Files.at(place).architecture is None
+        self.model: Any
+        if self.is_gpt2:
+            self.model = gpt2_of(place, attention, dtype, compute, device, tensors)
+        else:
+            self.model = other_model(place, attention, dtype, compute, device)
         self.device, self.host, self.is_exact = device, host_of(self.model), compute == torch.float64
         self.shape = Shape.of(self.model.config)
+
+    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        logits = self(as_batch(sample.ids, self.device))[0, sample.compared]
+        return logits if len(logits) == len(sample.ids) else logits.clone()  # which frees the others
+
+    def read(self, sample: Sample) -> Reading:
+        with Recorder(self.host.root, [*self.host.sites, *self.host.blocks]) as recorder:
+            logits = self.logits(sample)
+        inputs = {site: recorder.inputs[site][0] for site in self.host.sites if site in recorder.inputs}
+        outputs = {place: y[0] for place, y in recorder.outputs.items()}
+        return Reading(logits, outputs, inputs)
+
+    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor]:
+        """Return the gradient of the loss of texts, by Parameter.
+
+        Raises:
+            MiniGPTError: if transformers' model has none.
+        """
+        host, batches = self.host, [as_batch(ids, self.device) for ids in texts]
+        try:
+            with self.exactly():
+                return gradients_of(host.model, batches, host.embedding, host.prefix, host.sites)
+        except NormError as error:
+            name = type(host.model).__name__
+            raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error
+
+    def window_losses(self, ids: list[int]) -> list[Scored]:
+        return window_losses(self.model, ids)
+
+    @contextlib.contextmanager
+    def computing_in(self, compute: torch.dtype) -> Iterator["Reference"]:
+        """Have the values of a GPT-2 in another dtype in the block."""
+        values = {parameter: parameter.data for parameter in self.model.parameters()}
+        try:
+            for parameter, value in values.items():
+                parameter.data = value.to(compute)
+            yield self
+        finally:
+            for parameter, value in values.items():
+                parameter.data = value
 
     def kept(self, dtype: torch.dtype) -> dict[str, str]:
         """Return the dtypes of Parameters and buffers that transformers keeps in another one than ``dtype``."""
@@ -165,7 +219,7 @@ class Reference:
         sizes = [(new, 0 if self.is_gpt2 else len(prompt)) for new, prompt in zip(lengths, prompts, strict=True)]
         for new, batch in batches(sizes):
             ids, mask = left_padded([prompts[i] for i in batch], self.device)  # both (B, T)
-            read, steps = reader_of(self.model), []
+            read, steps = cached_reader(self.model), []
             for _ in range(new):
                 steps.append(read(ids, mask))  # (B, V)
                 ids = steps[-1].argmax(-1, keepdim=True)
@@ -197,7 +251,7 @@ def arguments_of(model: Any) -> Collection[str]:
     return inspect.signature(inner.forward).parameters
 
 
-def reader_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
+def cached_reader(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of more ids (B, T) and the mask (B, all) of all so far, that reads them with a model's cache.
 
     The function returns logits (B, V). The model is one of transformers. One that takes no cache reads all ids again.

@@ -15,7 +15,7 @@ from torch import nn
 
 from minigpt.files import Lines, hash_json
 from minigpt.host import host_of, install
-from minigpt.judge.candidate import HostCandidate
+from minigpt.judge.candidate import Candidate
 from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
 from minigpt.norms.foreign.fingerprint import describe
@@ -42,9 +42,9 @@ class SiteSwap:
         fits: how well each norm that was fitted last explains the one that it replaces.
     """
 
-    def __init__(self, candidate: HostCandidate) -> None:
-        model, recipe = candidate.model, candidate.recipe
-        self.model, self.sites = model, candidate.swapped
+    def __init__(self, candidate: Candidate) -> None:
+        model, recipe = cast("nn.Module", candidate.model), candidate.recipe
+        self.model, self.sites = model, candidate.claim.swapped
         self.present = {site: model.get_submodule(site) for site in self.sites}
         self.fit_rows, self.new = None, self.present
         self.fits: dict[str, SiteFit] = {}
@@ -99,10 +99,10 @@ class Search:
         MiniGPTError: if the file cannot be written, or holds something else.
     """
 
-    def __init__(self, truth: Truth, candidate: HostCandidate, file: str | Path | None = None) -> None:
+    def __init__(self, truth: Truth, candidate: Candidate, file: str | Path | None = None) -> None:
         self.truth, self.candidate = truth, candidate
         self.samples = truth.windows[:MOST_WINDOWS] if truth.text_file else truth.prompts
-        floors = truth.window_floors[:MOST_WINDOWS] if truth.text_file else [truth.noise_floor]
+        floors = truth.floor.windows[:MOST_WINDOWS] if truth.text_file else [truth.floor.prompts]
         self.floor = sum(floors, Distance())
         self.trials: dict[tuple[str, ...], Trial] = {}
         self.lines, self.fingerprint = None, "" if file is None else self._fingerprint()
@@ -133,7 +133,7 @@ class Search:
         """Swap site after site, the least harmful first, until all are swapped or the KL is above ``most_kl``."""
         steps: list[RemovalStep] = []
         norms: Norms = {}
-        sites = self.candidate.swapped
+        sites = self.candidate.claim.swapped
         while len(steps) < len(sites) and (not steps or steps[-1].kl_mean <= most_kl):
             say(f"choosing site {len(steps) + 1} of {len(sites)} to swap")
             trials = [trial.step for trial in self._trials(norms).values()]
@@ -144,7 +144,7 @@ class Search:
 
     def _trials(self, norms: Norms) -> dict[str, Trial]:
         """Try every site that is left beside those that hold ``norms``."""
-        left = [site for site in self.candidate.swapped if site not in norms]
+        left = [site for site in self.candidate.claim.swapped if site not in norms]
         return {site: self._trial(norms, site) for site in left}
 
     def _trial(self, norms: Norms, site: str = "") -> Trial:
@@ -154,8 +154,8 @@ class Search:
             self.swap.install(self.swap.with_site(norms, site) if site else norms)
             meter = LogitsMeter()
             for sample in self.samples:
-                targets = self.truth.targets(sample)
-                meter.add(sample.truth, self.candidate.logits(sample), targets, sample.counted)
+                logits = self.candidate.runner.logits(sample)
+                meter.add(self.truth.logits(sample), logits, sample.targets(self.truth.device), sample.counted)
             step = RemovalStep(
                 site, **meter.mean("kl", "kl_mean"), loss=meter.mean("loss")["loss"], **meter.mean("loss_change")
             )
@@ -168,11 +168,12 @@ class Search:
     def _fingerprint(self) -> str:
         """Return what decides the trials: the texts, the recipe or the model's own values, the norms' names."""
         candidate, truth, recipe = self.candidate, self.truth, self.candidate.recipe
-        sums = {name: float(x.double().sum()) for name, x in candidate.model.state_dict().items()}
+        model = cast("nn.Module", candidate.model)
+        sums = {name: float(x.double().sum()) for name, x in model.state_dict().items()}
         texts = [sample.ids for sample in self.samples]
-        norms = [describe(norm) for norm in host_of(candidate.model).norms().values()]
+        norms = [describe(norm) for norm in host_of(model).norms().values()]
         how = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
-        return hash_json([texts, recipe.fingerprint() if recipe else sums, norms, candidate.swapped, how])
+        return hash_json([texts, recipe.fingerprint() if recipe else sums, norms, candidate.claim.swapped, how])
 
 
 def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:

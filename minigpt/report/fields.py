@@ -7,7 +7,7 @@ and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -327,14 +327,6 @@ class TextDivergence(Fields):
 
 
 @dataclass(frozen=True)
-class Speed(Fields):
-    """Milliseconds of one forward over the longest prompt; ``minigpt bench`` measures time."""
-
-    candidate_ms: float
-    reference_ms: float
-
-
-@dataclass(frozen=True)
 class SiteFit(Fields):
     """R squared of a swapped norm before and after it was fitted."""
 
@@ -428,9 +420,9 @@ class BudgetLine(Fields):
     kept: bool
 
 
-@dataclass(frozen=True)
-class ParityFields(Fields):
-    """All that a parity report holds. Parts that the caller did not ask for are None.
+@dataclass(frozen=True, kw_only=True)
+class ParityFigures(Fields):
+    """What was judged, and all that was measured. Parts that the caller did not ask for are None.
 
     Attributes:
         model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
@@ -445,73 +437,84 @@ class ParityFields(Fields):
         perplexity: of the whole text file.
         prompt_off: the first prompt whose logits are off; ``text`` has the first window.
         stored: what storing the logits at a narrow dtype does, where that is beyond the noise.
-        norm_sites, blocks, first_off: where the error begins.
+        norm_sites, blocks: the error of each norm, and of the stream after each block.
         new_errors: the norms and blocks that add an error of their own to what is off before them, where it is known.
         every_place: whether every norm and block was read on every prompt.
         tokens: KL divergence along one prompt.
         coverage: the positions and tokens that the texts reach.
         nan: the first NaN of the logits.
-        speed: of one forward.
         gradients: of the texts' loss, for every Parameter and the embedded input, the worst ratio first.
         fit: how well each fitted norm explains the one that it replaces.
         sensitivity: what each site alone does to the logits, most first.
         removal, bisect: which sites a budget or parity allows.
-        precision: the dtype whose own error in transformers is nearest to the candidate's.
-        diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
-            if none was sought.
-        changes: what the candidate's code changed in the process; any is a fault.
         missing: parts that were not judged, since the candidate does not give them.
         notes: e.g. that the norm's class has another eps.
-        budget: the limits that decide in place of parity.
-        verdict, reasons: "pass" or "fail", and a sentence for each reason.
     """
 
     model: str
+    against: str | None = None
     norm: str
+    against_norm: str = "fused"
     sites: list[str]
     device: str
     dtype: str
     attention: str
-    versions: dict[str, Any]
-    prompts: str
-    logits: LogitsError
-    distribution: Distribution
-    greedy: Greedy
-    bitwise: Bitwise | None
-    coverage: Coverage
-    built_in: bool = False
-    against: str | None = None
-    against_norm: str = "fused"
     quantize: str | None = None
     center: bool = False
     difference: str | None = None
     exact: bool = True
+    versions: dict[str, Any]
+    prompts: str
+    built_in: bool = False
+    bitwise: Bitwise | None
+    logits: LogitsError
+    distribution: Distribution
+    greedy: Greedy
     decoding: LogitsError | None = None
     text: TextError | None = None
     perplexity: PerplexityChange | None = None
-    norm_sites: list[NormSiteError] = field(default_factory=list)
-    blocks: list[BlockError] = field(default_factory=list)
-    first_off: PlaceOff | None = None
-    new_errors: list[str] = field(default_factory=list)
-    every_place: bool = False
     prompt_off: PromptOff | None = None
     stored: StoredLogits | None = None
+    norm_sites: list[NormSiteError] = field(default_factory=list)
+    blocks: list[BlockError] = field(default_factory=list)
+    new_errors: list[str] = field(default_factory=list)
+    every_place: bool = False
     tokens: TextDivergence | None = None
+    coverage: Coverage
     nan: NotANumber | None = None
-    speed: Speed | None = None
     gradients: list[GradientError] | None = None
     fit: list[SiteFit] | None = None
     sensitivity: list[SiteChange] | None = None
     removal: Removal | None = None
     bisect: Bisection | None = None
-    precision: Precision | None = None
-    diagnosis: list[Diagnosed] | None = None
-    changes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether the candidate is the same model.
+
+    Attributes:
+        outcome: PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model.
+        reasons: a sentence for each.
+        budget: the limits that decide in place of parity.
+        first_off: where the error begins.
+        changes: what the candidate's code changed in the process; any is a fault.
+        notes: which outputs are off though the logits are right.
+    """
+
+    outcome: str
+    reasons: list[str]
     budget: list[BudgetLine] | None = None
-    verdict: str = "fail"
-    reasons: Sequence[str] = ()
+    first_off: PlaceOff | None = None
+    changes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the budget is kept; if there is none, whether parity holds."""
+        return self.outcome == "PASS"
 
 
 AnyReport = Report | Fields  # of a judgement, or read from JSON

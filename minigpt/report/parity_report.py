@@ -3,20 +3,67 @@
 import dataclasses
 import html
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minigpt.files import finite, write_atomically
-from minigpt.report.fields import ParityFields, outcome_of
+from minigpt.report.fields import BudgetLine, Diagnosed, ParityFigures, PlaceOff, Precision, Verdict
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class ParityReport(ParityFields):
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class ParityReport(ParityFigures):
     """Is the candidate still the same model as the original, as transformers computes it?
 
     ``print`` shows it as the command does, and a notebook as the page of ``--html``. ``minigpt.report.fields``
     describes its parts.
+
+    Attributes:
+        verdict, reasons: "pass" or "fail", and a sentence for each reason.
+        budget: the limits that decide in place of parity.
+        first_off: where the error begins.
+        changes: what the candidate's code changed in the process; any is a fault.
+        precision: the dtype whose own error in transformers is nearest to the candidate's.
+        diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
+            if none was sought.
     """
+
+    verdict: str
+    reasons: Sequence[str]
+    budget: list[BudgetLine] | None
+    first_off: PlaceOff | None
+    changes: list[str]
+    precision: Precision | None
+    diagnosis: list[Diagnosed] | None
+
+    @classmethod
+    def of(
+        cls,
+        figures: ParityFigures,
+        verdict: Verdict,
+        precision: Precision | None = None,
+        diagnosis: list[Diagnosed] | None = None,
+        notes: Sequence[str] = (),
+    ) -> "ParityReport":
+        """Return the report of what was measured, decided and found.
+
+        Args:
+            notes: why there is no diagnosis, though one was due.
+        """
+        measured: dict[str, Any] = {}
+        for field in dataclasses.fields(ParityFigures):
+            measured[field.name] = getattr(figures, field.name)
+        measured["notes"] = [*figures.notes, *verdict.notes, *notes]
+        return cls(
+            **measured,
+            verdict="pass" if verdict.passed else "fail",
+            reasons=verdict.reasons,
+            budget=verdict.budget,
+            first_off=verdict.first_off,
+            changes=verdict.changes,
+            precision=precision,
+            diagnosis=diagnosis,
+        )
 
     @property
     def passed(self) -> bool:
@@ -25,8 +72,11 @@ class ParityReport(ParityFields):
 
     @property
     def outcome(self) -> str:
-        """PASS, FAIL, or DIFFERENT, as ``outcome_of`` says."""
-        return outcome_of(self)
+        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+        if self.passed:
+            return "PASS"
+        is_fault = self.exact or self.budget or self.changes or self.nan
+        return "FAIL" if is_fault else "DIFFERENT"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON's own types; a number that is not finite is null."""

@@ -11,6 +11,7 @@ from minigpt.report.charts import Maps, depth_charts
 from minigpt.report.diagnosis import diagnosis_lines, precision_line
 from minigpt.report.fields import MOST_NOISE, Form, Report, perplexities, population, shown, text_file
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times, uncertain
+from minigpt.report.parity_report import ParityReport
 
 WHY_MISSING = {
     "norms and blocks": "the candidate shows none at the original's paths",
@@ -23,6 +24,7 @@ BUILT_IN_OF_DEMO = (
     "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
     "so that a change shows; --text FILE decides on yours."
 )
+GONE = {"speed"}  # fields that reports of older versions have
 FEW = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
 HEADINGS = {
@@ -96,16 +98,17 @@ def checked(reports: Sequence[Report]) -> list[Report]:
     Raises:
         MiniGPTError: if one of them is not a parity report of this version.
     """
-    names = {field.name for field in dataclasses.fields(fields.ParityFields)}
+    names = {field.name for field in dataclasses.fields(ParityReport)}
     for number, report in enumerate(reports, 1):
-        if not isinstance(report, dict) or report.keys() != names:
+        if not isinstance(report, dict) or report.keys() - GONE != names:
             raise MiniGPTError(
                 f"report {number} is not a parity report of this version; write one with minigpt parity --json FILE"
             )
-    return [
-        {name: value for name, value in report.items() if value is not None} | {"outcome": fields.outcome_of(report)}
-        for report in reports
-    ]
+    shown: list[Report] = []
+    for report in reports:
+        measured = {name: value for name, value in report.items() if value is not None and name in names}
+        shown.append(measured | {"outcome": fields.outcome_of(report)})
+    return shown
 
 
 def heading(report: Report) -> str:

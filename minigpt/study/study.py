@@ -24,7 +24,7 @@ from minigpt.choices import KEEP, check_option, words_of
 from minigpt.device import resolve_device
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file, hash_json, read_text
-from minigpt.judge.door import architecture_of, open_source
+from minigpt.judge.source import architecture_of, open_source
 from minigpt.machine import software
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import code_files

@@ -96,7 +96,7 @@ def test_gradients_alone_overflow(tmp_path: Path) -> None:
         model.lm_head.weight.mul_(1e3)
 
     place = qwen(tmp_path, steep)
-    assert minigpt.Original(place, dtype="float16", **SHORT).noise_floor.rms > 0
+    assert minigpt.Original(place, dtype="float16", **SHORT).truth.floor.prompts.rms > 0
     with pytest.raises(
         minigpt.MiniGPTError, match=r"at float16: the gradients of .* hold NaN or infinity; take bfloat16"
     ):
@@ -106,7 +106,7 @@ def test_gradients_alone_overflow(tmp_path: Path) -> None:
 def test_a_record_without_a_noise_floor_is_refused(tmp_path: Path) -> None:
     original = minigpt.Original("demo", device="cpu", prompts=[[1, 2, 3]], max_new_tokens=1)
     original.save(tmp_path / "record")
-    original.noise_floor.squares = float("nan")
+    original.truth.floor.prompts.squares = float("nan")
     original.save(tmp_path / "broken")
     assert minigpt.Original.load(tmp_path / "record").judge(norm="textbook").passed
     with pytest.raises(minigpt.MiniGPTError, match="cannot be the reference"):

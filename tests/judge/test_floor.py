@@ -50,16 +50,15 @@ def test_the_floor_is_that_of_from_pretrained(name: str, dtype: str, tmp_path: P
     real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
     with torch.no_grad():
         logits = real(torch.tensor([ids])).logits[0]
-    floor = rms(logits.double() - original.prompts[0].truth)
+    floor = rms(logits.double() - original.truth.logits(original.truth.prompts[0]))
     held = original.judge(real)
-    print(
-        f"floor {original.noise_floor.rms:.4g}, from_pretrained's {floor:.4g}, ratio of it held {held.logits.ratio:.4f}"
-    )
-    assert original.noise_floor.rms == pytest.approx(floor, rel=0.01)
+    measured = original.truth.floor.prompts.rms
+    print(f"floor {measured:.4g}, from_pretrained's {floor:.4g}, ratio of it held {held.logits.ratio:.4f}")
+    assert measured == pytest.approx(floor, rel=0.01)
     assert 0.97 < held.logits.ratio < 1.03
     assert held.passed
     for row in held.gradients or ():
-        assert row.relative_error == pytest.approx(original.gradient_noise[row.parameter], rel=0.03)
+        assert row.relative_error == pytest.approx(original.truth.floor.gradients[row.parameter], rel=0.03)
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.thorough)])
@@ -71,9 +70,9 @@ def test_the_error_of_another_precision_is_that_of_from_pretrained(name: str, dt
     original = minigpt.Original(tmp_path, dtype="float32", device="cpu", prompts=[ids], max_new_tokens=0)
     real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
     with torch.no_grad():
-        error = rms(real(torch.tensor([ids])).logits[0].double() - original.prompts[0].truth)
-    print(f"{dtype}: {original.precisions[dtype]:.4g}, from_pretrained's {error:.4g}")
-    assert original.precisions[dtype] == pytest.approx(error, rel=0.01)
+        error = rms(real(torch.tensor([ids])).logits[0].double() - original.truth.logits(original.truth.prompts[0]))
+    print(f"{dtype}: {original.truth.precisions[dtype]:.4g}, from_pretrained's {error:.4g}")
+    assert original.truth.precisions[dtype] == pytest.approx(error, rel=0.01)
 
 
 def test_a_model_that_was_cast_whole_is_told_so(tmp_path: Path) -> None:
@@ -81,7 +80,10 @@ def test_a_model_that_was_cast_whole_is_told_so(tmp_path: Path) -> None:
     ids = torch.randint(3, 96, (LONG,), generator=torch.Generator().manual_seed(3)).tolist()
     minigpt.Original(tmp_path, dtype="float16", device="cpu", prompts=[ids], max_new_tokens=0).save(tmp_path / "record")
     original = minigpt.Original.load(tmp_path / "record", device="cpu")
-    assert original.kept == {"model.rotary_emb.inv_freq": "float32", "model.rotary_emb.original_inv_freq": "float32"}
+    assert original.truth.kept == {
+        "model.rotary_emb.inv_freq": "float32",
+        "model.rotary_emb.original_inv_freq": "float32",
+    }
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float16").eval()
     assert original.judge(model).notes == []
     (note,) = original.judge(model.to(torch.float16)).notes

@@ -82,16 +82,16 @@ def test_gradients_are_those_of_transformers(original: minigpt.Original, folder:
     gradients = []
     for dtype in (torch.float64, torch.float32):
         model = GPT2LMHeadModel.from_pretrained(folder, dtype=dtype)
-        tokens = sum(len(text.ids) - 1 for text in original.prompts)
-        for text in original.prompts:
+        tokens = sum(len(text.ids) - 1 for text in original.truth.prompts)
+        for text in original.truth.prompts:
             ids = torch.tensor([text.ids])
             (F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum") / tokens).backward()
         gradients.append({name.removeprefix("transformer."): single.grad for name, single in model.named_parameters()})
     exact, noisy = gradients
     for name, gradient in exact.items():
-        torch.testing.assert_close(original.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(original.truth.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)
         noise = ((noisy[name].double() - gradient).norm() / gradient.norm()).item()
-        assert original.gradient_noise[name] == pytest.approx(noise, rel=0.2)
+        assert original.truth.floor.gradients[name] == pytest.approx(noise, rel=0.2)
 
 
 def test_an_original_without_them_says_so(folder: Path) -> None:

@@ -29,13 +29,13 @@ def original(folder: Path) -> minigpt.Original:
 
 
 def judged(original: minigpt.Original, dtype: torch.dtype = torch.float32, **settings: Any) -> ParityReport:
-    program = planted.Program(original.place, dtype, **settings)
+    program = planted.Program(original.truth.place, dtype, **settings)
     return original.judge(lambda ids: program(ids))
 
 
 @pytest.mark.parametrize("words", QUICK)
 def test_a_planted_mistake_is_named_and_no_other(original: minigpt.Original, words: str) -> None:
-    settings = dict(planted.single_plants(original.config.n_embd, original.config.vocab_size))[words]
+    settings = dict(planted.single_plants(original.truth.config.n_embd, original.truth.config.vocab_size))[words]
     report = judged(original, **settings)
     assert report.diagnosis is not None
     (found,) = report.diagnosis
@@ -62,7 +62,7 @@ def test_right_prompts_of_a_program_that_is_off_elsewhere_are_said_to_be_right(t
     text = tmp_path / "text.txt"
     text.write_text("The old sailor told Mara a tale of the sea. " * 12)
     original = minigpt.Original("demo", prompts=["Tom"], text=text, max_new_tokens=4, device="cpu")
-    program = planted.Program(original.place, torch.float32)
+    program = planted.Program(original.truth.place, torch.float32)
 
     def late(ids: Tensor) -> Tensor:
         logits = program(ids)
@@ -103,7 +103,7 @@ def as_read(report: ParityReport) -> dict[str, Any]:
 
 def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> None:
     noise = torch.Generator().manual_seed(1)
-    program = planted.Program(original.place)
+    program = planted.Program(original.truth.place)
 
     def noisy(ids: Tensor) -> Tensor:
         logits = program(ids)
@@ -125,7 +125,7 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
 
 
 def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Original) -> None:
-    program = planted.Program(original.place)
+    program = planted.Program(original.truth.place)
     report = original.judge(lambda ids: program(ids), diagnose=True)
     assert report.passed
     assert report.diagnosis is None
@@ -146,10 +146,10 @@ def test_a_record_names_mistakes_and_says_where_the_original_must_be(
 ) -> None:
     original.save(tmp_path / "r.safetensors")
     record = minigpt.Original.load(tmp_path / "r.safetensors", device="cpu")
-    assert record.precisions == original.precisions
-    assert [*record.precisions] == ["float32", "float16", "bfloat16"]
-    record.place = tmp_path / "gone"
-    program = planted.Program(original.place, act="relu")
+    assert record.truth.precisions == original.truth.precisions
+    assert [*record.truth.precisions] == ["float32", "float16", "bfloat16"]
+    record.truth.place = tmp_path / "gone"
+    program = planted.Program(original.truth.place, act="relu")
     report = record.judge(lambda ids: program(ids))
     assert report.diagnosis is None
     assert f"The diagnosis needs the original at {tmp_path / 'gone'}, which is no longer there." in report.notes
@@ -211,7 +211,7 @@ def test_the_nearest_precision_is_by_the_quotient() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
     original = minigpt.Original("demo", device="cpu", dtype=dtype)
-    for words, settings in planted.single_plants(original.config.n_embd, original.config.vocab_size):
+    for words, settings in planted.single_plants(original.truth.config.n_embd, original.truth.config.vocab_size):
         report = judged(original, getattr(torch, dtype), **settings)
         if report.logits.ratio <= 2:
             continue
@@ -222,7 +222,7 @@ def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
 @pytest.mark.thorough
 def test_no_mistake_of_a_right_program_is_named() -> None:
     original = minigpt.Original("demo", device="cpu")
-    for name, make in planted.right_programs(original.place):
+    for name, make in planted.right_programs(original.truth.place):
         report = original.judge(make(), diagnose=True)
         assert not report.diagnosis, (name, report.diagnosis)
 

@@ -39,9 +39,9 @@ def outputs_of(original: minigpt.Original, model: GPT2LMHeadModel) -> Tensors:
     def keeping(key: str) -> Callable[..., None]:
         return lambda _, __, output: tensors.update({key: output[0].clone()})
 
-    for n, text in enumerate(original.samples):
+    for n, text in enumerate(original.truth.samples):
         hooks = []
-        for place in (*original.sites, *original.blocks):
+        for place in (*original.truth.sites, *original.truth.blocks):
             module = model.get_submodule(f"transformer.{place}")
             hooks.append(module.register_forward_hook(keeping(f"{place}.{n}")))
         tensors[f"logits.{n}"] = model(torch.tensor([text.ids])).logits[0].clone()
@@ -68,7 +68,7 @@ def test_ids_that_are_the_records_are_welcome(
     original: minigpt.Original, right: Tensors, tmp_path: Path, texts: list[int]
 ) -> None:
     for n in texts:
-        right[f"ids.{n}"] = torch.tensor(original.samples[n].ids)
+        right[f"ids.{n}"] = torch.tensor(original.truth.samples[n].ids)
     assert judged(original, right, tmp_path).passed
 
 
@@ -86,7 +86,7 @@ def test_ids_of_another_record_are_refused(
 ) -> None:
     """Also where the file has the ids of some texts only."""
     n = min(int(name[-1]), 2)
-    right[name] = change(torch.tensor(original.samples[n].ids))
+    right[name] = change(torch.tensor(original.truth.samples[n].ids))
     with pytest.raises(minigpt.CheckpointError, match=message):
         judged(original, right, tmp_path)
 
@@ -94,7 +94,7 @@ def test_ids_of_another_record_are_refused(
 def test_logits_of_other_ids_are_named_by_prompt_and_position(
     original: minigpt.Original, hf_model: GPT2LMHeadModel, right: Tensors, tmp_path: Path
 ) -> None:
-    ids = torch.tensor([original.samples[1].ids])
+    ids = torch.tensor([original.truth.samples[1].ids])
     ids[0, 3] = 12
     with torch.no_grad():
         right["logits.1"] = hf_model(ids).logits[0]
@@ -305,4 +305,4 @@ def test_random_ids_are_explained_once(folder: Path, tmp_path: Path) -> None:
 def test_a_record_keeps_why_ids_are_random(folder: Path, tmp_path: Path) -> None:
     original = minigpt.Original(folder, max_new_tokens=0, device="cpu")
     original.save(tmp_path / "record")
-    assert minigpt.Original.load(tmp_path / "record").why_random == original.why_random is not None
+    assert minigpt.Original.load(tmp_path / "record").truth.why_random == original.truth.why_random is not None

@@ -64,7 +64,7 @@ def test_without_a_jump_no_place_is_named() -> None:
 
 
 def test_the_texts_reach_every_position_and_every_token(original: minigpt.Original) -> None:
-    config, reach = original.config, original.judge(gradients=False).coverage
+    config, reach = original.truth.config, original.judge(gradients=False).coverage
     assert (reach.positions, reach.tokens) == (config.n_positions, config.vocab_size)
     assert (reach.context, reach.vocabulary) == (config.n_positions, config.vocab_size)
 
@@ -97,7 +97,7 @@ def test_the_last_position_of_a_window_of_a_file(tmp_path: Path, demo: GPT2LMHea
     report = original.judge(demo)
     assert plain.passed
     assert not report.passed
-    assert report.text.first_off.position == original.config.n_positions - 1
+    assert report.text.first_off.position == original.truth.config.n_positions - 1
     assert report.distribution == plain.distribution, "it counts only where the next window's first token is known"
 
 
@@ -189,7 +189,7 @@ def test_a_folder_that_is_saved_while_it_is_judged(
             model.save_pretrained(place)
 
     with monkeypatch.context() as patched:
-        patched.setattr("minigpt.judge.original.Reference", Saving)
+        patched.setattr("minigpt.judge.read_truth.Reference", Saving)
         with pytest.raises(minigpt.CheckpointError, match="was saved to"):
             minigpt.Original(place, prompts=PROMPTS, device="cpu")
     original = minigpt.Original(place, prompts=PROMPTS, max_new_tokens=0, device="cpu")
@@ -203,8 +203,8 @@ def test_a_folder_that_is_saved_while_it_is_judged(
 def outputs(original: minigpt.Original) -> dict[str, Tensor]:
     """What another program writes: everything, for every text of the record."""
     model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
-    places = [*original.sites, *original.blocks]
-    for n, sample in enumerate(original.samples):
+    places = [*original.truth.sites, *original.truth.blocks]
+    for n, sample in enumerate(original.truth.samples):
         with torch.no_grad(), Recorder(model.transformer, places) as recorder:
             tensors[f"logits.{n}"] = model(torch.tensor([sample.ids])).logits[0].clone()
         tensors |= {f"{place}.{n}": y[0].clone() for place, y in recorder.outputs.items()}
@@ -217,7 +217,7 @@ def test_a_program_may_write_every_place_of_every_text(
     save_file(outputs, tmp_path / "file")
     report = original.judge_outputs(tmp_path / "file", gradients=False)
     assert report.passed, report.reasons
-    assert [site.site for site in report.norm_sites] == original.sites
+    assert [site.site for site in report.norm_sites] == original.truth.sites
 
 
 @pytest.mark.parametrize(
@@ -266,10 +266,10 @@ def test_the_worst_position_has_its_place(original: minigpt.Original) -> None:
     worst = original.judge(norm="rms", gradients=False).distribution.worst
     with torch.inference_mode():
         model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
-        ids = torch.tensor([original.prompts[worst.window].ids])
+        ids = torch.tensor([original.truth.prompts[worst.window].ids])
         q = model(ids)[0].double().log_softmax(-1)
-    p = original.prompts[worst.window].truth.log_softmax(-1)
+    p = original.truth.logits(original.truth.prompts[worst.window]).log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1)
     assert int(kl.argmax()) == worst.position
-    text = original.text(ids[0, : worst.position + 1].tolist())
+    text = original.truth.text(ids[0, : worst.position + 1].tolist())
     assert text.endswith(worst.text)

@@ -54,7 +54,7 @@ def test_greedy_tokens_may_part_only_within_the_noise(within_noise: bool) -> Non
 
 def verdict_is(passes: bool, measured: ParityReport) -> None:
     """The verdict, and reasons that are sentences; in the JSON too."""
-    report = decide(measured, {})
+    report = ParityReport.of(measured, decide(measured, {}))
     assert report.passed is passes, report.reasons
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert written["verdict"] == ("pass" if passes else "fail")
@@ -167,7 +167,7 @@ def test_a_reference_far_from_its_own_float64_cannot_judge(
             logits = super().__call__(input_ids)
             return logits if logits.dtype == torch.float64 else logits * wrong_by
 
-    monkeypatch.setattr("minigpt.judge.original.Reference", Broken)
+    monkeypatch.setattr("minigpt.judge.read_truth.Reference", Broken)
     with pytest.raises(minigpt.MiniGPTError, match=f"^transformers at {dtype} is .* from itself in float64"):
         judge(folder, dtype=dtype)
 
@@ -186,7 +186,6 @@ CONTRACT = {
                      "perplexity_candidate": float},
     "greedy": {"tokens_compared": int, "first_divergence": (None, {"prompt": int, "token": int})},
     "norm_sites": [{"site": str, "local_error": float, "propagated_error": float, "swapped": bool}],
-    "speed": {"candidate_ms": float, "reference_ms": float},
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ OPTIONAL = (
 
 # Numbers of the report that the page puts into a sentence or a drawing, or does not show.
 NOT_FIGURES = (
-    "versions", "speed", "tokens.new_from", "first_off", "bitwise", "bisect.verdicts", "removal.tokens", "text.tokens",
+    "versions", "tokens.new_from", "first_off", "bitwise", "bisect.verdicts", "removal.tokens", "text.tokens",
     "text.windows", "text.window", "distribution.worst", "logits.ratio_without_shift",
     "decoding.ratio_without_shift", "text.logits.ratio_without_shift", "coverage", "perplexity.rows", "nan",
 )  # fmt: skip

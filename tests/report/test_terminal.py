@@ -33,7 +33,8 @@ def failing() -> Report:
 
 def judgement() -> ParityReport:
     """The same as ``report_with()``, as a judgement returns it."""
-    return decide(made(MADE), {})
+    figures = made(MADE)
+    return ParityReport.of(figures, decide(figures, {}), figures.precision, figures.diagnosis)
 
 
 def shown(report: Report, width: int = 400) -> str:

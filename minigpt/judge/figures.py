@@ -1,0 +1,307 @@
+"""What a report says of a candidate's measures, beside the noise floor.
+
+T tokens, V vocabulary, C embedding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from minigpt.judge.measured import Measures
+from minigpt.judge.measures import (
+    Distance,
+    LogitsMeter,
+    RowDistance,
+    against_noise_floor,
+    mean_by_rows,
+    perplexity_of,
+)
+from minigpt.judge.reading import Runner, Scored
+from minigpt.judge.rules import is_far_off
+from minigpt.judge.stored import Stored
+from minigpt.judge.truth import Truth
+from minigpt.precision import dtype_name
+from minigpt.report import fields
+from minigpt.report.fields import MOST_NOISE, noise_ratio
+
+SLACK = 1.1  # an error that is so many times what storing does is explained by it
+LAST_TOKENS = 12  # of a text, which the report shows
+
+
+# Logits
+
+
+def logits_error(measures: Measures, truth: Truth) -> fields.LogitsError:
+    """Return the error of the prompts' logits."""
+    prompts = measures.prompts
+    return against_noise_floor(prompts.distance, prompts.without_shift, truth.floor.prompts)
+
+
+def decoding_error(measures: Measures, truth: Truth) -> fields.LogitsError | None:
+    """Return the error of the logits that were read token by token, if they were."""
+    decoded = measures.decoded
+    if decoded is None:
+        return None
+    floor = truth.floor.decoded
+    if truth.floor.prompts.rms > floor.rms:  # of few tokens the reference's error may be small by chance
+        floor = truth.floor.prompts
+    return against_noise_floor(decoded.distance, decoded.without_shift, floor)
+
+
+def distribution(measures: Measures, truth: Truth) -> fields.Distribution:
+    """Return how next-token distributions differ: on the text file if there is one, else on the prompts."""
+    samples, meter = truth.prompts, measures.prompts
+    if truth.text_file is not None:
+        samples, meter = truth.windows, measures.windows
+    window, row = meter.worst
+    sample = samples[window]
+    position = sample.compared.start + row
+    text = truth.text(sample.ids[: position + 1][-LAST_TOKENS:])
+    return meter.distribution(fields.WorstPosition(window, position, text))
+
+
+def text_error(measures: Measures, truth: Truth) -> fields.TextError | None:
+    """Return the error of the windows' logits, and the first window and position where they are off."""
+    if not truth.windows:
+        return None
+    meter = measures.windows
+    return fields.TextError(
+        file=truth.text_file,
+        tokens=len(meter.column("kl")),
+        windows=len(truth.windows),
+        window=truth.config.window,
+        logits=against_noise_floor(meter.distance, meter.without_shift, truth.floor.longer),
+        first_off=first_window_off(meter, truth),
+    )
+
+
+def first_window_off(meter: LogitsMeter, truth: Truth) -> fields.PositionOff | None:
+    """Return the first window whose logits are off, and the first position there."""
+    least, noise = truth.floor.longer.rms, truth.floor.position
+    for number, (sample, distance) in enumerate(zip(truth.windows, meter.distances, strict=True)):
+        floor = max(truth.floor.windows[number].rms, least)
+        ratio = noise_ratio(distance.rms, floor, distance.scale)
+        if not ratio <= MOST_NOISE:  # written so that NaN is off
+            errors = meter.columns[number]["error"]
+            row = first_over(errors, MOST_NOISE * noise)
+            position = sample.compared.start + row
+            return fields.PositionOff(number, position, sample.start + position, float(errors[row]), noise, ratio)
+    return None
+
+
+def first_prompt_off(meter: LogitsMeter, truth: Truth) -> fields.PromptOff | None:
+    """Return the first prompt whose logits are off, the first position there, and how many prompts are off."""
+    floor, noise = truth.floor.prompts, truth.floor.position
+    off: list[tuple[int, float]] = []
+    for number, distance in enumerate(meter.distances):
+        ratio = noise_ratio(distance.rms, floor.rms, distance.scale)
+        if not ratio <= MOST_NOISE:  # written so that NaN is off
+            off.append((number, ratio))
+    if not off:
+        return None
+    number, ratio = off[0]
+    errors = meter.columns[number]["error"]
+    position = first_over(errors, MOST_NOISE * noise)
+    return fields.PromptOff(number, position, float(errors[position]), noise, ratio, len(off), len(meter.distances))
+
+
+def first_over(errors: Tensor, limit: float) -> int:
+    """Return the first position (T) whose error is over a limit or NaN; if there is none, that of the largest."""
+    for position, error in enumerate(errors.tolist()):
+        if not error <= limit:
+            return position
+    return int(errors.argmax())
+
+
+def stored_logits(measures: Measures, truth: Truth) -> fields.StoredLogits | None:
+    """Return what storing the true logits as the candidate's are does to them, if that is beyond the noise."""
+    coarsest = measures.stored_prompts.coarsest
+    if coarsest is None:
+        return None
+    dtype, rounding = coarsest
+    ratio = noise_ratio(rounding.rms, truth.floor.prompts.rms, rounding.scale)
+    if not ratio > MOST_NOISE:
+        return None
+    explains = is_explained(measures.prompts, rounding)
+    if measures.windows.distances:
+        explains = explains and is_explained(measures.windows, measures.stored_windows.errors.get(dtype))
+    return fields.StoredLogits(dtype_name(dtype), rounding.rms, rounding.largest, ratio, explains)
+
+
+def is_explained(meter: LogitsMeter, rounding: Distance | None) -> bool:
+    """Return whether logits are off by no more than storing them has rounded."""
+    return rounding is not None and meter.distance.rms <= SLACK * rounding.rms
+
+
+def largest_kl(measures: Measures) -> float:
+    """Return the larger mean KL divergence, of the prompts or of the windows."""
+    means = [meter.mean("kl")["kl"] for meter in (measures.prompts, measures.windows) if meter.columns]
+    return max(means)
+
+
+def along_the_longest(measures: Measures, truth: Truth) -> fields.TextDivergence:
+    """Return the KL divergence along the longest prompt and its continuation."""
+    longest = truth.longest
+    number = truth.prompts.index(longest)
+    pieces = [truth.text([token]) or f"#{token} " for token in longest.ids]
+    return fields.TextDivergence(number, pieces, measures.prompts.columns[number]["kl"].tolist(), longest.new_from)
+
+
+# Greedy decoding, perplexity
+
+
+def greedy(chosen: Sequence[Sequence[int]], truth: Truth) -> fields.Greedy:
+    """Compare what a candidate chooses, given the tokens before, with what transformers wrote."""
+    compared, partings = 0, list[fields.Divergence]()
+    noise = 2 * truth.floor.prompts.largest  # can swap two logits this close: each may be off by the floor's maximum
+    for number, (prompt, tokens) in enumerate(zip(truth.prompts, chosen, strict=True)):
+        first = first_different(tokens, prompt.written)
+        if first is None:
+            compared += len(prompt.written)
+            continue
+        compared += first + 1
+        best, second = truth.logits(prompt)[prompt.before_new][first].topk(2).values.tolist()
+        margin = best - second
+        partings.append(
+            fields.Divergence(
+                number, first, tokens[first], prompt.written[first], margin, noise, within_noise=margin <= noise
+            )
+        )
+    for parting in partings:
+        if not parting.within_noise:
+            return fields.Greedy(compared, parting)
+    return fields.Greedy(compared, partings[0] if partings else None)
+
+
+def first_different(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Return the number of the first token that is not the expected one; None if all are."""
+    for number, (token, right) in enumerate(zip(tokens, expected, strict=True)):
+        if token != right:
+            return number
+    return None
+
+
+def with_texts(greedy: fields.Greedy, runner: Runner, truth: Truth) -> fields.Greedy:
+    """Return a comparison with the texts that the candidate and transformers write where they part, if they do."""
+    parting = greedy.first_divergence
+    if parting is None:
+        return greedy
+    prompt = truth.prompts[parting.prompt]
+    new = runner.continue_prompt(prompt) or [*prompt.written[: parting.token], parting.candidate_id]
+    parting = replace(
+        parting,
+        prompt_text=truth.text(prompt.prompt),
+        candidate_text=truth.text(new),
+        reference_text=truth.text(prompt.written),
+    )
+    return replace(greedy, first_divergence=parting)
+
+
+def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.PerplexityChange | None:
+    """Return the perplexity of the whole text file before and after, by windows that overlap."""
+    if truth.text_file is None or losses is None:
+        return None
+    counts = [row.tokens for row in losses]
+    before, after = [loss for _, loss in truth.losses], [row.loss for row in losses]
+    changes = [b - a for a, b in zip(before, after, strict=True)]
+    change, change_se = mean_by_rows(changes, counts)
+    scored, window = sum(counts), truth.config.window
+    return fields.PerplexityChange(
+        file=truth.text_file,
+        tokens=len(truth.text_ids),
+        window=window,
+        stride=max(1, window // 2),
+        reference=perplexity_of(sum(before), scored),
+        candidate=perplexity_of(sum(after), scored),
+        loss_se=mean_by_rows(after, counts)[1],
+        loss_change=change,
+        loss_change_se=change_se,
+        entropy=sum(row.entropy for row in losses) / scored,
+        rows=[[row.tokens, row.loss] for row in losses],
+    )
+
+
+# Norms and blocks
+
+
+class Places:
+    """The errors of norms and blocks beside the noise there.
+
+    Attributes:
+        errors: of the output of each norm and block, in the order of the data.
+        noise: transformers' own error, or what storing has rounded, if that is more.
+    """
+
+    def __init__(self, measures: Measures, truth: Truth) -> None:
+        self.measures, self.truth = measures, truth
+        self.errors: dict[str, float] = {}
+        self.noise: dict[str, float] = {}
+        for place in truth.places:
+            if place in measures.places:
+                self.errors[place] = measures.places[place].relative
+                self.noise[place] = max(self._floor(place), rounding_of(measures.stored_places[place]))
+
+    def _floor(self, place: str) -> float:
+        return self.truth.floor.places.get(place, 0.0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every norm and block was read on every prompt."""
+        return len(self.measures.read) == len(self.truth.prompts) and len(self.errors) == len(self.truth.places)
+
+    def sites(self, swapped: Sequence[str]) -> list[fields.NormSiteError]:
+        """Return the errors of the norms.
+
+        Args:
+            swapped: the sites that hold the norm in question.
+        """
+        rows: list[fields.NormSiteError] = []
+        for site, error in self.errors.items():
+            if site in self.truth.blocks:
+                continue
+            alone = self.measures.alone.get(site)
+            own = None if alone is None else alone.relative
+            rows.append(fields.NormSiteError(site, own, error, self.noise[site], site in swapped))
+        return rows
+
+    def blocks(self) -> list[fields.BlockError]:
+        """Return the errors of the stream after each block."""
+        rows: list[fields.BlockError] = []
+        for place, error in self.errors.items():
+            if place in self.truth.blocks:
+                rows.append(fields.BlockError(place, error, self.noise[place]))
+        return rows
+
+    def off(self) -> list[str]:
+        """Return the places that are off beyond any noise."""
+        return [place for place, error in self.errors.items() if is_far_off(error, self.noise[place])]
+
+    def grown(self) -> list[str]:
+        """Return the places at which the error, in units of the noise, is far above that at every place before."""
+        largest, places = 1.0, list[str]()
+        for place, error in self.errors.items():
+            ratio = noise_ratio(error, self.noise[place])
+            if is_far_off(ratio, largest):
+                places.append(place)
+            largest = max(largest, ratio)
+        return places
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know of how norms and blocks were stored."""
+        names: set[str] = set()
+        for place, stored in self.measures.stored_places.items():
+            coarsest = stored.coarsest
+            if coarsest is not None and rounding_of(stored) > self._floor(place):
+                names.add(dtype_name(coarsest[0]))
+        if not names:
+            return []
+        return [
+            f"Norms and blocks are stored in {' and '.join(sorted(names))}; what that rounds counts as noise there."
+        ]
+
+
+def rounding_of(stored: Stored[RowDistance]) -> float:
+    """Return the relative error of true outputs that are stored as the program's are; 0 if that is not narrower."""
+    coarsest = stored.coarsest
+    return 0.0 if coarsest is None else coarsest[1].relative

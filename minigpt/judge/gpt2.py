@@ -1,0 +1,53 @@
+"""A GPT-2 of minigpt reads and writes as ``generate`` does.
+
+B batch, T tokens, V vocabulary.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.engine.reader import Reader
+from minigpt.generation import generate
+from minigpt.judge.reading import Sample
+from minigpt.judge.runners import Layout, ModuleRunner, Naming
+from minigpt.model import GPT2
+
+
+class OurRunner(ModuleRunner):
+    """A ``minigpt.GPT2``, which reads and writes as ``generate`` does."""
+
+    pads = True
+
+    def __init__(self, model: GPT2, layout: Layout, naming: Naming = contextlib.nullcontext) -> None:
+        super().__init__(model, layout, naming)
+        self.model = model
+
+    @property
+    def reads_tokens(self) -> bool:
+        return True
+
+    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        with self.naming():
+            hidden = self.model.hidden_states(self.tensor(sample.ids))[:, sample.compared]
+            return self.model.head(hidden)[0]
+
+    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
+        if self.model.quantize is not None:
+            return None
+        return super().gradients(texts)
+
+    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
+        longest = max(len(sample.ids) for sample in samples)
+        reader = Reader(self.model, len(samples), longest)
+        yield reader.read({row: sample.prompt for row, sample in enumerate(samples)})
+        for step in range(len(samples[0].written) - 1):
+            yield reader.read({row: sample.written[step : step + 1] for row, sample in enumerate(samples)})
+
+    def continue_prompt(self, sample: Sample) -> list[int] | None:
+        ids = self.tensor(sample.prompt)
+        with self.naming():
+            written = generate(self.model, ids, max_new_tokens=len(sample.written))
+        return written[0, len(sample.prompt) :].tolist()

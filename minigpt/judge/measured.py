@@ -1,0 +1,176 @@
+"""What is measured of a runner's readings, against what transformers computes in float64 on the same texts.
+
+Of transformers at the dtype this is the noise floor. Of a candidate it is what a report says, beside that floor.
+
+T tokens, V vocabulary, C embedding.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from minigpt.judge.measures import Distance, LogitsMeter, RowDistance
+from minigpt.judge.reading import Reading, Sample, rounded_as
+from minigpt.judge.stored import Stored
+from minigpt.judge.true_norm import TrueNorm
+from minigpt.report.fields import NotANumber
+
+
+class Measures:
+    """How far what a runner computes is from the truth.
+
+    Args:
+        dtype: of the original.
+        is_floor: whether errors are all that is needed: neither distributions, nor how values were stored.
+
+    Attributes:
+        prompts, windows: of their logits.
+        decoded: of the logits of what was written, read token by token; None if they were not read so.
+        places: of the output of each norm and block in the running model.
+        alone: of the output of each norm, given the true input.
+        gradients: the relative error of each Parameter's gradient; None if there are none.
+        stored_prompts, stored_windows, stored_places: what storing at a narrow dtype does to the same truth.
+        chosen: the likeliest token at each position of each prompt before one that was written.
+        read: the prompts on which norms and blocks were read.
+        nan: the first NaN of the logits.
+        first_nan: "the logits", or "the outputs of" a norm or block: the first part that holds NaN; empty if none does.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, is_floor: bool = False) -> None:
+        self.dtype, self.is_floor = dtype, is_floor
+        self.prompts = LogitsMeter(with_distributions=not is_floor)
+        self.windows = LogitsMeter(with_distributions=not is_floor)
+        self.decoded: LogitsMeter | None = None
+        self.places: dict[str, RowDistance] = {}
+        self.alone: dict[str, RowDistance] = {}
+        self.gradients: dict[str, float] | None = None
+        self.stored_prompts = Stored(dtype, Distance)
+        self.stored_windows = Stored(dtype, Distance)
+        self.stored_places: dict[str, Stored[RowDistance]] = {}
+        self.chosen: list[list[int]] = []
+        self.read: list[Sample] = []
+        self.nan: NotANumber | None = None
+        self.first_nan = ""
+
+    def add_prompt(self, sample: Sample, reading: Reading, exact: Reading, norms: Mapping[str, TrueNorm]) -> None:
+        """Count a prompt: its logits, and its norms and blocks, as far as these were read."""
+        self._look_for_nan(sample, reading, exact)
+        self.chosen.append(reading.logits[sample.before_new].argmax(-1).tolist())
+        self._add_logits(self.prompts, self.stored_prompts, sample, reading, exact)
+        if not reading.outputs or not exact.outputs:
+            return
+        self.read.append(sample)
+        for place, true in exact.outputs.items():
+            if place in reading.outputs:
+                self._add_place(place, reading.outputs[place], true)
+        for site, output in reading.alone.items():
+            if site in norms:
+                x = rounded_as(reading, site, exact.inputs[site])
+                self.alone.setdefault(site, RowDistance()).add(output, norms[site](x[0]))
+
+    def add_window(self, sample: Sample, reading: Reading, exact: Reading) -> None:
+        """Count the logits of a window."""
+        self._look_for_nan(sample, reading, exact)
+        self._add_logits(self.windows, self.stored_windows, sample, reading, exact)
+
+    def add_decoded(self, prompts: Sequence[Sample], decoded: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+        """Count the logits of what was written after each prompt, read token by token.
+
+        Args:
+            exact: the true logits of each prompt.
+        """
+        self.decoded = LogitsMeter(with_distributions=False)
+        self.chosen = []
+        for sample, logits, true in zip(prompts, decoded, exact, strict=True):
+            self.chosen.append(logits.argmax(-1).tolist())
+            if len(logits):
+                self.decoded.add(true[sample.before_new], logits)
+
+    def _add_logits(
+        self, meter: LogitsMeter, stored: Stored[Distance], sample: Sample, reading: Reading, exact: Reading
+    ) -> None:
+        if not self.is_floor:
+            stored.add(reading.logits, exact.logits)
+        meter.add(exact.logits, reading.logits, sample.targets(exact.logits.device), sample.counted)
+
+    def _add_place(self, place: str, output: Tensor, true: Tensor) -> None:
+        self.places.setdefault(place, RowDistance()).add(output, true)
+        if not self.is_floor:
+            self.stored_places.setdefault(place, Stored(self.dtype, RowDistance)).add(output, true)
+
+    def _look_for_nan(self, sample: Sample, reading: Reading, exact: Reading) -> None:
+        """Keep where the first NaN is. What transformers computes has been checked."""
+        if self.is_floor:
+            return
+        rows = reading.logits.isnan().any(-1).nonzero()
+        if len(rows):
+            self.first_nan = self.first_nan or "the logits"
+            number = len(self.prompts.distances) + len(self.windows.distances)
+            self.nan = self.nan or NotANumber(number, sample.compared.start + int(rows[0]))
+        for place in exact.outputs:
+            if self.first_nan:
+                return
+            if place in reading.outputs and reading.outputs[place].isnan().any():
+                self.first_nan = f"the outputs of {place}"
+
+
+def measure(
+    measures: Measures,
+    prompts: Sequence[Sample],
+    windows: Sequence[Sample],
+    readings: Iterable[Reading],
+    exact: Iterable[Reading],
+    norms: Mapping[str, TrueNorm] | None = None,
+) -> Measures:
+    """Return measures with readings of prompts and windows counted, against the exact ones.
+
+    Args:
+        readings, exact: of the prompts, then of the windows. Each may be read as it is counted.
+        norms: those of the original, for norms that were read by themselves.
+    """
+    pairs = zip(readings, exact, strict=True)
+    for sample in prompts:
+        reading, true = next(pairs)
+        measures.add_prompt(sample, reading, true, norms or {})
+    for sample in windows:
+        reading, true = next(pairs)
+        measures.add_window(sample, reading, true)
+    return measures
+
+
+@dataclass
+class Floor:
+    """What is kept of the measures of transformers at the dtype: the noise floor.
+
+    Attributes:
+        prompts, decoded, windows: of logits on the prompts, on tokens read one by one, on each window.
+        position: the largest RMS error at a position of a text.
+        places: the relative RMS error at each norm and block.
+        gradients: the relative error of each Parameter's gradient; empty if the caller did not ask for them.
+    """
+
+    prompts: Distance = field(default_factory=Distance)
+    decoded: Distance = field(default_factory=Distance)
+    windows: list[Distance] = field(default_factory=list)
+    position: float = 0.0
+    places: dict[str, float] = field(default_factory=dict)
+    gradients: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, measures: Measures) -> "Floor":
+        """Return the floor that measures are."""
+        places: dict[str, float] = {}
+        for place, distance in measures.places.items():
+            places[place] = distance.relative
+        decoded = Distance() if measures.decoded is None else measures.decoded.distance
+        position = max(meter.largest_error for meter in (measures.prompts, measures.windows))
+        return cls(
+            measures.prompts.distance, decoded, measures.windows.distances, position, places, measures.gradients or {}
+        )
+
+    @property
+    def longer(self) -> Distance:
+        """That of all windows together."""
+        return sum(self.windows, Distance())

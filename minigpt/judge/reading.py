@@ -1,0 +1,162 @@
+"""Texts, and what a runner computes of each: transformers, a model of ours, a candidate, another program.
+
+T tokens, V vocabulary, C embedding.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A text that every model reads at once.
+
+    Attributes:
+        ids: a prompt and what transformers writes after it, or a window of a text.
+        new_from: the length of the prompt; of a window all of it.
+        compared: the positions whose logits are compared.
+        counted: of how many of these the distribution counts. A later window of the text has the others.
+        start: where a window begins in its text.
+    """
+
+    ids: list[int]
+    new_from: int
+    compared: slice
+    counted: int
+    start: int = 0
+
+    @classmethod
+    def whole(cls, ids: list[int], new_from: int | None = None) -> "Sample":
+        """Return a text whose logits are all compared."""
+        if new_from is None:
+            new_from = len(ids)
+        return cls(ids, new_from, slice(0, len(ids)), len(ids))
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.ids[: self.new_from]
+
+    @property
+    def written(self) -> list[int]:
+        """What transformers writes greedily after the prompt."""
+        return self.ids[self.new_from :]
+
+    @property
+    def before_new(self) -> slice:
+        """The positions that predict what was written."""
+        return slice(self.new_from - 1, len(self.ids) - 1)
+
+    def targets(self, device: torch.device) -> Int[Tensor, " targets"]:
+        """Return the tokens whose loss counts: those of a prompt, or of a window's new part, from the second on."""
+        targets = self.ids[self.compared.start + 1 : self.new_from]
+        return torch.tensor(targets, dtype=torch.long, device=device)
+
+
+Outputs = Mapping[str, Tensor]  # (T, C) each; of norms of heads (T, H, D) or (H, T, D)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a runner computes of a text.
+
+    Attributes:
+        logits: at the compared positions (T, V).
+        outputs: of norms and blocks, by their names in the original (T, C); empty if they are not known.
+        inputs: of norms.
+        alone: outputs of norms that are given the true inputs.
+    """
+
+    logits: Float[Tensor, "seq vocab"]
+    outputs: Outputs = field(default_factory=dict)
+    inputs: Outputs = field(default_factory=dict)
+    alone: Outputs = field(default_factory=dict)
+
+
+class Scored(NamedTuple):
+    """A model's predictions in one window: the tokens that count, and sums over them of loss and entropy, in nats."""
+
+    tokens: int
+    loss: float
+    entropy: float
+
+
+class Runner:
+    """Something that reads texts. All that it cannot give is None."""
+
+    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        """Return the logits at the compared positions of a text."""
+        raise NotImplementedError
+
+    def read(self, sample: Sample) -> Reading:
+        """Read a text whole; keep what norms and blocks compute, if that is known."""
+        return Reading(self.logits(sample))
+
+    def normalize(self, site: str, x: Float[Tensor, "1 seq *rows"]) -> Float[Tensor, "1 seq *rows"] | None:
+        """Return the output of the norm at a site."""
+        return None
+
+    def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
+        """Return the logits as they are while each prompt's continuation is read token by token."""
+        return None
+
+    def continue_prompt(self, sample: Sample) -> list[int] | None:
+        """Return what it writes greedily after the prompt."""
+        return None
+
+    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
+        """Return the gradient of the loss of texts, by Parameter."""
+        return None
+
+    def window_losses(self, ids: list[int]) -> list[Scored] | None:
+        """Return tokens and loss of each window of a long text."""
+        return None
+
+
+def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Outputs] = ()) -> Iterator[Reading]:
+    """Yield what a runner computes of each text, with what its norms and blocks compute.
+
+    Args:
+        true_inputs: of the norms, for each text; each norm is also read by itself, with these.
+    """
+    given = iter(true_inputs)
+    for sample in samples:
+        reading = runner.read(sample)
+        alone: dict[str, Tensor] = {}
+        for site, x in next(given, {}).items():
+            if site not in reading.outputs:
+                continue
+            output = runner.normalize(site, rounded_as(reading, site, x))
+            if output is not None:
+                alone[site] = output[0]
+        yield replace(reading, alone=alone)
+
+
+def read_logits(runner: Runner, samples: Iterable[Sample]) -> Iterator[Reading]:
+    """Yield the logits that a runner computes of each text."""
+    for sample in samples:
+        yield Reading(runner.logits(sample))
+
+
+def rounded_as(reading: Reading, site: str, x: Float[Tensor, "seq *rows"]) -> Float[Tensor, "1 seq *rows"]:
+    """Return a norm's true input as a batch of its own, at the dtype of the norm's output in a reading."""
+    return x[None].to(reading.outputs[site].dtype, copy=True)
+
+
+def gradient_texts(prompts: Sequence[Sample], windows: Sequence[Sample]) -> list[list[int]]:
+    """Return the texts whose loss has its gradients compared: the prompts, and the beginning of a longer text."""
+    texts = [prompt.ids for prompt in prompts]
+    if windows:
+        texts.append(windows[0].ids[:MOST_GRADIENT])
+    return texts
+
+
+def as_batch(ids: list[int], device: torch.device) -> Tensor:
+    """Return token ids as a batch of one (1, T)."""
+    return torch.tensor([ids], device=device)

@@ -1,0 +1,201 @@
+"""The file that keeps an original: what transformers says of a checkpoint, for later judgements and other programs.
+
+T tokens, V vocabulary, C embedding.
+"""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minigpt.device import resolve_device
+from minigpt.errors import CheckpointError, MiniGPTError
+from minigpt.files import replaced, require_file
+from minigpt.host import Shape
+from minigpt.judge.measured import Floor
+from minigpt.judge.measures import Distance
+from minigpt.judge.reading import Reading, Sample
+from minigpt.judge.true_norm import TrueNorm
+from minigpt.judge.truth import Truth
+from minigpt.precision import dtype_name, resolve_dtype
+from minigpt.tokenizer import Tokenizer
+
+VERSION = 6  # of the file
+PLAIN = (  # fields of a truth that JSON holds as they are
+    "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
+    "blocks", "embedding", "kept", "precisions",
+)  # fmt: skip
+GRADIENT = "kept.gradient."  # begins the keys of gradients
+
+
+def save_truth(truth: Truth, file: str | Path) -> None:
+    """Write a truth to a safetensors file: the record that ``load_truth`` reads, and other programs too.
+
+    For each text N it has ``ids.N`` (T), ``logits.N`` (T, V) in float64, and the true output of every norm and
+    block, ``h.3.ln_1.N`` and ``h.3.N`` (T, C). Keys that begin with ``kept.`` are for ``load_truth``.
+
+    Raises:
+        MiniGPTError: if it cannot be written.
+    """
+    state = state_of(truth)
+    metadata = {"format": "pt", "minigpt": json.dumps(state)}
+    for name in ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max"):  # for others
+        metadata[name] = state[name] if isinstance(state[name], str) else json.dumps(state[name])
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in tensors_of(truth).items():
+        tensors[name] = tensor.detach().cpu().contiguous().clone()
+    try:
+        with replaced(file) as new:
+            save_file(tensors, new, metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        raise MiniGPTError(f"cannot write {file}: {error}") from error
+
+
+def tensors_of(truth: Truth) -> dict[str, Tensor]:
+    """Return the tensors of a truth by their keys in the file."""
+    tensors: dict[str, Tensor] = {}
+    for n, sample in enumerate(truth.samples):
+        tensors[f"ids.{n}"] = torch.tensor(sample.ids)
+        tensors[f"logits.{n}"] = truth.logits(sample).double()
+        for place, x in truth.true_outputs(sample).items():
+            tensors[f"{place}.{n}"] = x
+        for site, x in truth.exact[sample].inputs.items():
+            tensors[f"kept.{site}.{n}"] = x
+    for site, norm in truth.norms.items():
+        if norm.weight is not None:
+            tensors[f"kept.{site}.weight"] = norm.weight
+        if norm.bias is not None:
+            tensors[f"kept.{site}.bias"] = norm.bias
+    for name, x in (truth.gradients or {}).items():
+        tensors[GRADIENT + name] = x
+    return tensors
+
+
+def state_of(truth: Truth) -> dict[str, Any]:
+    """Return what a truth holds beside its tensors, in JSON's own types."""
+    state: dict[str, Any] = {name: getattr(truth, name) for name in PLAIN}
+    norms = {}
+    for site, norm in truth.norms.items():
+        if norm.module is None:
+            norms[site] = (norm.kind, norm.eps, norm.rounds)
+    texts = []
+    for sample in truth.samples:
+        texts.append([sample.new_from, sample.compared.start, sample.compared.stop, sample.counted, sample.start])
+    return state | {
+        "version": VERSION,
+        "model": truth.source,
+        "place": str(truth.place),
+        "dtype": dtype_name(truth.dtype),
+        "config": dataclasses.asdict(truth.config),
+        "prompt_texts": len(truth.prompts),
+        "texts": texts,
+        "norms": norms,
+    } | state_of_floor(truth)  # fmt: skip
+
+
+def state_of_floor(truth: Truth) -> dict[str, Any]:
+    """Return the noise floor, and the error of our reference arithmetic, in JSON's own types."""
+    floor = truth.floor
+    distances = {"noise_floor": floor.prompts, "decoding_floor": floor.decoded, "bitwise_error": truth.bitwise_error}
+    return {
+        "noise_floor_rms": floor.prompts.rms,
+        "noise_floor_max": floor.prompts.largest,
+        "distances": {name: dataclasses.astuple(distance) for name, distance in distances.items()},
+        "window_floors": [dataclasses.astuple(distance) for distance in floor.windows],
+        "position_noise": floor.position,
+        "noise": {place: floor.places.get(place, 0.0) for place in truth.places},
+        "gradient_noise": floor.gradients,
+    }
+
+
+def load_truth(file: str | Path, device: str | torch.device | None = None) -> Truth:
+    """Return what ``save_truth`` wrote. transformers need not be installed.
+
+    Raises:
+        CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
+    """
+    place = resolve_device(device)
+    require_file(file, CheckpointError)
+    truth, tensors = None, dict[str, Tensor]()
+    try:
+        with safe_open(file, "pt", device=str(place)) as record:
+            state = json.loads((record.metadata() or {})["minigpt"])
+            for name in record.keys():  # noqa: SIM118
+                tensors[name] = record.get_tensor(name)
+        if state.get("version") == VERSION:
+            truth = truth_of(state, tensors, place)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(f"{file} is not a record of minigpt parity --record: {why}") from error
+    if truth is None:
+        raise CheckpointError(f"{file} is a record of another version of minigpt; write it again with --record")
+    return truth
+
+
+def truth_of(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Truth:
+    """Return the truth of a record's state and tensors."""
+    exact: dict[Sample, Reading] = {}
+    for n, (new_from, first, end, counted, start) in enumerate(state["texts"]):
+        sample = Sample(tensors[f"ids.{n}"].tolist(), new_from, slice(first, end), counted, start)
+        exact[sample] = reading_of(state, tensors, n)
+    samples = [*exact]
+    gradients: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        if GRADIENT in name:
+            gradients[name.removeprefix(GRADIENT)] = x
+    norms: dict[str, TrueNorm] = {}
+    for site, (kind, eps, rounds) in state["norms"].items():
+        weight, bias = tensors.get(f"kept.{site}.weight"), tensors.get(f"kept.{site}.bias")
+        norms[site] = TrueNorm(kind, weight, bias, eps, rounds)
+    tokenizer = None
+    with contextlib.suppress(MiniGPTError):
+        tokenizer = Tokenizer.from_pretrained(state["place"])
+    return Truth(
+        place=Path(state["place"]),
+        device=device,
+        dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
+        config=Shape(**state["config"]),
+        tokenizer=tokenizer,
+        prompts=samples[: state["prompt_texts"]],
+        windows=samples[state["prompt_texts"] :],
+        exact=exact,
+        places=[*state["noise"]],
+        norms=norms,
+        floor=floor_of(state),
+        bitwise_error=Distance(*state["distances"]["bitwise_error"]),
+        gradients=gradients or None,
+        **{name: state[name] for name in PLAIN},
+    )
+
+
+def reading_of(state: dict[str, Any], tensors: dict[str, Tensor], n: int) -> Reading:
+    """Return what transformers computes of the text of a number."""
+    unknown = [site for site in state["sites"] if site not in state["norms"]]  # their outputs alone are known
+    outputs: dict[str, Tensor] = {}
+    for place in (*state["blocks"], *unknown):
+        if f"{place}.{n}" in tensors:
+            outputs[place] = tensors[f"{place}.{n}"]
+    inputs: dict[str, Tensor] = {}
+    if outputs:
+        for site in state["sites"]:
+            inputs[site] = tensors[f"kept.{site}.{n}"]
+    return Reading(tensors[f"logits.{n}"], outputs, inputs)
+
+
+def floor_of(state: dict[str, Any]) -> Floor:
+    """Return the noise floor of a record."""
+    distances = state["distances"]
+    return Floor(
+        prompts=Distance(*distances["noise_floor"]),
+        decoded=Distance(*distances["decoding_floor"]),
+        windows=[Distance(*figures) for figures in state["window_floors"]],
+        position=state["position_noise"],
+        places=state["noise"],
+        gradients=state["gradient_noise"],
+    )

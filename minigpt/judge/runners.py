@@ -1,0 +1,179 @@
+"""Functions and modules that read texts.
+
+B batch, T tokens, V vocabulary, C embedding.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from minigpt.errors import ConfigError
+from minigpt.host import hooked, is_compiled, prefix_of
+from minigpt.judge.gradients import gradients_of
+from minigpt.judge.perplexity import window_losses
+from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
+from minigpt.judge.reference import Recorder, arguments_of, batches, cached_reader
+from minigpt.precision import dtype_name
+
+Naming = Callable[[], AbstractContextManager[None]]
+"""Gives a block that turns what foreign code raises into an error that names it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a runner must know of the original.
+
+    Attributes:
+        device: on which its logits are compared.
+        vocab_size: of its logits.
+        sites, blocks: the paths of its norms and blocks, in the order of the data.
+        embedding: the path of its token embedding.
+    """
+
+    device: torch.device
+    vocab_size: int
+    sites: list[str]
+    blocks: list[str]
+    embedding: str
+
+    @property
+    def places(self) -> list[str]:
+        """The norms, then the blocks."""
+        return [*self.sites, *self.blocks]
+
+
+class FunctionRunner(Runner):
+    """A function from ids (B, T) to logits (B, T, V), or to an object with ``logits``."""
+
+    def __init__(self, call: Callable[[Tensor], Any], layout: Layout, naming: Naming = contextlib.nullcontext) -> None:
+        self.call, self.layout, self.naming = call, layout, naming
+
+    def tensor(self, ids: list[int]) -> Tensor:
+        """Return token ids as a batch of one (1, T)."""
+        return as_batch(ids, self.layout.device)
+
+    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        """Return the logits at the compared positions of a text.
+
+        Raises:
+            ConfigError: if what the function returns is not logits of that text.
+        """
+        ids = self.tensor(sample.ids)
+        with self.naming():
+            returned = self.call(ids)
+        logits = require_logits(returned, (*ids.shape, self.layout.vocab_size))
+        return logits.to(self.layout.device)[0, sample.compared]
+
+
+def require_logits(returned: Any, shape: tuple[int, ...]) -> Float[Tensor, "batch seq vocab"]:
+    """Return the logits that a candidate has returned.
+
+    Raises:
+        ConfigError: if they have another shape, or no floating dtype.
+    """
+    logits = getattr(returned, "logits", returned)
+    if not hasattr(logits, "shape"):
+        raise ConfigError(
+            f"must return logits, or an object with .logits, got a {type(logits).__name__}", argument="candidate"
+        )
+    logits = torch.as_tensor(logits)
+    if tuple(logits.shape) != shape or not logits.is_floating_point():
+        described = f"{tuple(logits.shape)} and {dtype_name(logits.dtype)}"
+        raise ConfigError(
+            f"must return logits of shape {shape} and a floating dtype, got {described}", argument="candidate"
+        )
+    return logits
+
+
+class ModuleRunner(FunctionRunner):
+    """Anybody's module; its norms, blocks and Parameters are those whose names end as the original's do.
+
+    Attributes:
+        prefix: what their names begin with; None if it does not have all of the original's.
+    """
+
+    pads = False  # texts of several lengths
+
+    def __init__(self, module: nn.Module, layout: Layout, naming: Naming = contextlib.nullcontext) -> None:
+        super().__init__(module, layout, naming)
+        self.module = module
+        self.prefix = prefix_of(module, layout.places)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it can be read token by token: a model of transformers."""
+        return bool(arguments_of(self.module))
+
+    @property
+    def root(self) -> nn.Module:
+        """The module that has the sites; only if ``prefix`` is not None."""
+        return self.module.get_submodule((self.prefix or "").rstrip("."))
+
+    def read(self, sample: Sample) -> Reading:
+        if self.prefix is None:
+            return Reading(self.logits(sample))
+        compiled = self.logits(sample) if is_compiled(self.module) else None
+        with hooked(self.module), Recorder(self.root, self.layout.places) as recorder:
+            logits = self.logits(sample)
+        if compiled is not None:
+            logits = compiled
+        outputs = {place: y[0] for place, y in recorder.outputs.items()}
+        return Reading(logits, outputs)
+
+    def normalize(self, site: str, x: Tensor) -> Tensor | None:
+        if self.prefix is None:
+            return None
+        with self.naming():
+            return self.root.get_submodule(site)(x)
+
+    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
+        if self.prefix is None:
+            return None
+        batches = [self.tensor(ids) for ids in texts]
+        with self.naming():
+            return gradients_of(self.module, batches, self.layout.embedding, self.prefix, self.layout.sites)
+
+    def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
+        if not self.reads_tokens or not any(prompt.written for prompt in prompts):
+            return None
+        logits = [torch.empty(0, self.layout.vocab_size, device=self.layout.device) for _ in prompts]
+        sizes = [(len(prompt.written), 0 if self.pads else prompt.new_from) for prompt in prompts]
+        with self.naming(), hooked(self.module):
+            for _, batch in batches(sizes):
+                steps = [*self._decoded([prompts[i] for i in batch])]
+                rows = torch.stack(steps, dim=1)  # (B, new, V)
+                for i, row in zip(batch, rows, strict=True):
+                    logits[i] = row
+        return logits
+
+    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
+        """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
+        read, first = cached_reader(self.module), samples[0].new_from
+        ids = torch.cat([self.tensor(sample.ids) for sample in samples])  # (B, all)
+        for end in range(first, ids.shape[1]):
+            new = ids[:, :end] if end == first else ids[:, end - 1 : end]
+            yield read(new, torch.ones_like(ids[:, :end]))
+
+    def continue_prompt(self, sample: Sample) -> list[int] | None:
+        if not self.reads_tokens:
+            return None
+        read, ids = cached_reader(self.module), sample.prompt
+        new = self.tensor(ids)
+        with self.naming(), hooked(self.module):
+            for _ in sample.written:
+                mask = torch.ones(1, len(ids), dtype=torch.long, device=new.device)
+                new = read(new, mask).argmax(-1, keepdim=True)
+                ids = [*ids, int(new)]
+        return ids[sample.new_from :]
+
+    def window_losses(self, ids: list[int]) -> list[Scored] | None:
+        if not self.reads_tokens:
+            return None
+        with self.naming():
+            return window_losses(self.module, ids)

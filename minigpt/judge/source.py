@@ -1,0 +1,125 @@
+"""A checkpoint before anything is read with it: its sizes, the sites of its norms, its dtype."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint import Files
+from minigpt.checkpoint.contents import read_stable, state_of
+from minigpt.checkpoint.norms import PLAIN_FORM
+from minigpt.checkpoint.read import only_dtype, read_checkpoint
+from minigpt.checkpoint.transformers_model import load_with_transformers
+from minigpt.config import site_names
+from minigpt.errors import CheckpointError
+from minigpt.host import Shape, host_of
+from minigpt.precision import resolve_dtype
+
+State = list[tuple[Path, int, int, int]]
+
+
+@dataclass(eq=False)
+class Source:
+    """What a checkpoint holds.
+
+    Attributes:
+        place: its folder or file.
+        state: of its files, before they were read.
+        is_gpt2: whether it is a GPT-2; transformers opens any other architecture.
+        shape: its sizes, with the whole vocabulary, padding included.
+        sites: the paths of its norms.
+        dtype: the one that is asked for, else that of its weights.
+        weights: how many numbers it has.
+        norm: the norm that transformers computes: "frozen" for the plain form of frozen norms, else "fused".
+        tensors: of a GPT-2, by their names in the files; None once they are taken.
+    """
+
+    place: Path
+    state: State
+    is_gpt2: bool
+    shape: Shape
+    sites: list[str]
+    dtype: torch.dtype
+    weights: int
+    norm: str
+    tensors: dict[str, Tensor] | None = None
+
+    def take_tensors(self) -> dict[str, Tensor] | None:
+        """Return the tensors that were read when the checkpoint was opened, and keep them no longer."""
+        tensors, self.tensors = self.tensors, None
+        return tensors
+
+    def require_unchanged(self) -> None:
+        """Check that nobody has saved to the checkpoint since it was opened.
+
+        Raises:
+            CheckpointError: if somebody has.
+        """
+        if state_of(self.place) != self.state:
+            raise CheckpointError(f"{self.place} was saved to while it was read; start again when nothing writes to it")
+
+
+@dataclass(frozen=True)
+class ReadFiles(Files):
+    """The files of a checkpoint whose tensors are read once.
+
+    Attributes:
+        content: the tensors, and the config that a trainer's file carries.
+    """
+
+    content: Any = None
+
+    @classmethod
+    def of(cls, files: Files) -> "ReadFiles":
+        """Return files with their tensors."""
+        return cls(files.place, files.folder, files.config, files.tensors())
+
+    def tensors(self) -> Any:
+        """Return the tensors by their names in the files, and a trainer's config, as ``Files.tensors`` does."""
+        tensors, fields = self.content
+        return dict(tensors), fields
+
+
+def architecture_of(place: Path) -> str | None:
+    """Return the ``model_type`` of an architecture other than GPT-2, else None."""
+    return Files.at(place).architecture
+
+
+def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
+    """Return what the checkpoint at a place holds.
+
+    Raises:
+        CheckpointError: if it cannot be read, or has weights of several dtypes and none is asked for.
+    """
+    state = state_of(place)
+    if architecture_of(place) is not None:
+        return other_source(place, state, resolve_dtype(dtype))
+    with torch.inference_mode(False):  # the caller may be in that mode, and gradients may be computed later
+        files = read_stable(place, ReadFiles.of)
+    checkpoint = read_checkpoint(files)
+    weights = 0
+    for tensor in checkpoint.tensors.values():
+        weights += tensor.numel()
+    return Source(
+        place=place,
+        state=state,
+        is_gpt2=True,
+        shape=Shape.of(checkpoint.config),
+        sites=site_names(checkpoint.config.n_layer),
+        dtype=resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place),
+        weights=weights,
+        norm="frozen" if checkpoint.norms == PLAIN_FORM else "fused",
+        tensors=files.tensors()[0],
+    )
+
+
+def other_source(place: Path, state: State, dtype: torch.dtype | None) -> Source:
+    """Return what the checkpoint of another architecture holds, without reading its weights."""
+    model: Any = load_with_transformers(place, dtype=dtype, is_empty=True)
+    weights = 0
+    for parameter in model.parameters():
+        weights += parameter.numel()
+    shape, sites = Shape.of(model.config), host_of(model).sites
+    return Source(place, state, False, shape, sites, model.dtype, weights, "its own")
