@@ -6,7 +6,6 @@ C embedding.
 """
 
 import contextlib
-import copy
 import inspect
 import itertools
 import re
@@ -24,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from minigpt.norms.record import ATTRIBUTE, record_of
 from minigpt.norms.registry import KINDS
+from minigpt.offload import device_of, is_sharded, plain_copy, values_of
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
@@ -38,7 +38,6 @@ COMPILED = "_orig_mod"  # the module that torch.compile wraps
 CHECKPOINTED, SHARDED = "_checkpoint_wrapped_module", "_fsdp_wrapped_module"  # and that PyTorch's other wrappers hold
 TRANSPARENT = (COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
 GATE = re.compile(r"gate|z", re.IGNORECASE)  # a second argument that the model gives its norm, though it is optional
-OFFLOADED = "_hf_hook"  # accelerate's, which brings a module's Parameters
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,18 @@ class Host:
 
     @property
     def weight(self) -> Tensor:
-        """The token embedding, whose device and dtype are the model's."""
+        """The token embedding (V, C): a placeholder if it is offloaded or sharded."""
         return self.root.get_submodule(self.embedding).get_parameter("weight")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model, which is its token embedding's."""
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model reads ids; "meta" if it has no values."""
+        return device_of(self.root.get_submodule(self.embedding))
 
     @property
     def shape(self) -> Shape:
@@ -277,11 +286,6 @@ def hooked(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext()
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Return True for a DTensor, of which this process may hold a part only."""
-    return hasattr(tensor, "device_mesh")
-
-
 def install(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
     """Put norms at the sites of a model, each at every path that the module there has."""
     new = {model.get_submodule(site): norm for site, norm in norms.items()}
@@ -377,35 +381,15 @@ def _alone(norm: nn.Module) -> Iterator[None]:
             state.update(before)
 
 
-def copy_without_hooks(module: nn.Module) -> Any:
-    """Return a copy of a module that has no forward hooks; what these are bound to is not copied.
-
-    A hook of accelerate replaces the module's forward. The copy has the forward from before.
-    """
-    hooks = (hooks for part in module.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks))
-    memo: dict[int, Any] = {id(kept): OrderedDict() for kept in hooks}
-    for part in module.modules():
-        if OFFLOADED in vars(part):
-            memo |= {id(vars(part)[name]): None for name in (OFFLOADED, "forward") if name in vars(part)}
-    copied = copy.deepcopy(module, memo)
-    for part in copied.modules():
-        if OFFLOADED in vars(part):
-            part.__dict__.pop(OFFLOADED)
-            part.__dict__.pop("forward", None)
-            before = part.__dict__.pop("_old_forward", None)
-            if before is not None:
-                part.forward = before
-    return copied
-
-
 def probe_norm(norm: nn.Module, width: int) -> NormSite:
     """Return what a norm computes, found by comparing it with formulas on random rows (8, width).
 
     A copy of the norm is called with Parameters of random values on the CPU. The norm itself is left as it is.
     """
     norm = unwrapped(norm)
+    values = values_of(norm, gathering=False)
     with contextlib.suppress(Exception):  # what cannot be copied is called itself
-        norm = copy_without_hooks(norm)
+        norm = plain_copy(norm, gathering=False)
     generator = torch.Generator("cpu").manual_seed(0)
     sizes = torch.logspace(-4, 1, 8, device="cpu")[:, None]  # small rows show the eps
     rows = sizes * (torch.randn(8, width, generator=generator, device="cpu") + 0.5)
@@ -417,7 +401,7 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
         for role, values in (("weight", weight), ("bias", bias))
         if role in own and own[role].shape == values.shape
     }
-    others = {name: _on_cpu(x) for name, x in (*norm.named_parameters(), *norm.named_buffers()) if name not in used}
+    others = {name: _on_cpu(x) for name, x in values.items() if name not in used}
     try:
         output = _output(norm, used | others, rows)
     except Exception:  # foreign code may raise anything

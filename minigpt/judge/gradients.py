@@ -17,9 +17,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from minigpt.errors import ConfigError, GenerationError, NormError, listing
-from minigpt.host import hooked, is_sharded, uncompiled
+from minigpt.host import hooked, uncompiled
 from minigpt.norms.foreign.construct import title
 from minigpt.norms.foreign.locate import last_line
+from minigpt.offload import is_sharded
 from minigpt.report.fields import GradientError, noise_ratio
 
 EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added

@@ -128,7 +128,7 @@ def measure(
             f"must be from 1 to {most:,}, a window's tokens of the text, got {stride}", argument="stride"
         )
     rows = window_losses(model, ids, stride, first, window=window, progress=progress)
-    require_numbers(name, rows, host_of(model).weight.dtype)
+    require_numbers(name, rows, host_of(model).dtype)
     scored, total = sum(row.tokens for row in rows), sum(row.loss for row in rows)
     return Perplexity(
         perplexity_of(total, scored), total / scored, len(ids), scored, len(rows), window,
@@ -233,7 +233,7 @@ def window_reader(model: nn.Module) -> WindowReader:
             yield texts.read({0: piece}, last=len(piece))
 
     def read_whole(ids: list[int], counted: int) -> Iterator[Tensor]:
-        logits = host.logits(torch.tensor([ids], device=host.weight.device))[0, -counted - 1 : -1]  # (counted, V)
+        logits = host.logits(torch.tensor([ids], device=host.device))[0, -counted - 1 : -1]  # (counted, V)
         yield from logits.split(AT_ONCE)
 
     return read if isinstance(model, GPT2) else read_whole

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from minigpt.errors import GenerationError, NormError, listing
 from minigpt.files import read_text
-from minigpt.host import copy_without_hooks, hooked, host_of, install, unwrapped
+from minigpt.host import hooked, host_of, install, unwrapped
 from minigpt.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm, plain_norm
 from minigpt.norms.frozen import FrozenLayerNorm, needs_text
 from minigpt.norms.record import record_of
+from minigpt.offload import assign, plain_copy
 from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, require_own_parameters, share
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
@@ -156,7 +157,7 @@ def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[
     host = host_of(model)
     length = min(len(ids), host.shape.window)
     rows = torch.tensor(ids[: min(len(ids) // length, MOST_ROWS) * length]).view(-1, length)
-    return rows.to(host.weight.device)
+    return rows.to(host.device)
 
 
 class Fitting(nn.Module):
@@ -177,7 +178,7 @@ class Fitting(nn.Module):
 
     def _fit(self, x: Float[Tensor, "batch seq *row"]) -> Float[Tensor, "batch seq *row"]:
         """Fit a copy of the norm; return its output for ``x``."""
-        trial = plain_norm(copy_without_hooks(self.norm)).to(x.dtype)
+        trial = plain_norm(plain_copy(self.norm)).to(x.dtype)
         target = copy.deepcopy(self.original).to(x.dtype)(x)
         if isinstance(trial, FrozenLayerNorm):
             trial.is_first = None  # of the rows that were read before
@@ -234,7 +235,7 @@ def original_norm(norm: nn.Module, model: nn.Module) -> nn.Module:
     """Return the norm that a norm of ``model`` replaces, on the checkpoint's Parameters.
 
     Raises:
-        NormError: if that is neither a LayerNorm nor an RMSNorm, or its Parameters are sharded or offloaded.
+        NormError: if that is neither a LayerNorm nor an RMSNorm, or its Parameters are not its own.
     """
     host, norm = host_of(model), unwrapped(norm)
     require_own_parameters(title(inner_norm(norm)), norm, host)
@@ -258,9 +259,9 @@ def _adopt(norm: nn.Module, trial: nn.Module) -> None:
     separate(norm)
     fitted, inner = dict(trial.named_parameters()), inner_norm(norm)
     for name, parameter in norm.named_parameters():
-        parameter.copy_(fitted[name.removeprefix("norm.") if isinstance(norm, OnePlusNorm) else name])
+        assign(parameter, fitted[name.removeprefix("norm.") if isinstance(norm, OnePlusNorm) else name])
     if isinstance(norm, OnePlusNorm):
-        norm.weight.copy_(fitted["weight"] - 1)
+        assign(norm.weight, fitted["weight"] - 1)
     if isinstance(inner, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
         inner.calibration = trial.calibration.to(norm.get_parameter("weight").dtype)
 

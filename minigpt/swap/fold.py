@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
-from minigpt.host import copy_without_hooks
 from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
 from minigpt.model.mlp import Conv1D
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.record import record_of
+from minigpt.offload import plain_copy
 from minigpt.swap.sites import require_own_parameters
 
 # C embedding, V vocabulary
@@ -92,7 +92,7 @@ def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None
     """Check that a norm returns the same when every element of a row grows by the same amount."""
     rows = _rows(embedding).double()
     with naming(norm):
-        bare = copy_without_hooks(norm).eval().double()
+        bare = plain_copy(norm).eval().double()
         output, moved = bare(rows), bare(rows + 1)
     if not (output - moved).abs().max() <= 1e-5 * output.abs().max():
         raise NormError(f"{site} ({type(norm).__name__}) must subtract the mean of its rows for a model to be centred")
@@ -157,7 +157,7 @@ def _require_affine(norm: Any, site: str) -> None:
     """Check that a norm scales by its weight and shifts by its bias. Some multiply by 1 + weight, for example."""
     if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
         raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
-    bare = copy_without_hooks(norm).eval()
+    bare = plain_copy(norm).eval()
     rows = _rows(norm.weight)
     whole = bare(rows).double()  # (8, C)
     bare.weight.fill_(1)

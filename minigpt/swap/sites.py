@@ -12,12 +12,22 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
-from minigpt.host import OFFLOADED, Host, copy_without_hooks, host_of, install, is_sharded, probe_norm, unwrapped
+from minigpt.host import Host, host_of, install, probe_norm, uncompiled, unwrapped
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import ATTRIBUTE, record_of
+from minigpt.offload import (
+    can_shard_like,
+    is_elsewhere,
+    is_offloaded,
+    is_sharded,
+    plain_copy,
+    put_in_place_of,
+    reshard,
+    values_of,
+)
 
 EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
@@ -38,6 +48,10 @@ def swap_norms(
     lacks. Where a site multiplies by 1 + weight, the new norm is given that sum in each call, and the Parameter stays.
     A class that multiplies so itself gets the Parameter. So what is saved is what the model's own class reads.
 
+    Where accelerate has offloaded a site's Parameters, the new norm has their values on the device where the site
+    computes. Where ``fully_shard`` has sharded them, the new norm is sharded in the same way, by a call of its own.
+    Every process must swap then, and the optimizer is made afterwards.
+
     In a wrapper of PEFT (``modules_to_save``, LN tuning) the norms inside are the sites, each with its own Parameters.
     A pattern that matches the wrapper's path matches them all.
 
@@ -51,8 +65,8 @@ def swap_norms(
 
     Raises:
         ConfigError: if the model has no norm sites.
-        NormError: if the norm is unknown, cannot be built or cannot run, a pattern matches no site, or a Parameter at a
-            site is sharded or offloaded. Nothing has been replaced then.
+        NormError: if the norm is unknown, cannot be built or cannot run, a pattern matches no site, or the Parameters
+            at a site are split as only tensor parallelism does it. Nothing has been replaced then.
     """
     host, chosen = host_with_norms(model), match_sites(model, sites)
     old = {name: unwrapped(model.get_submodule(name)) for name in chosen}
@@ -61,6 +75,9 @@ def swap_norms(
     built = {name: build_like(module, norm, host, keep) for name, module in old.items()}
     new = {name: share(module, old[name], host) for name, module in built.items()}
     _require_runs(new[chosen[0]], host)
+    around = _modules_around(model, chosen)
+    for name, module in new.items():
+        put_in_place_of(module, old[name], around[name])
     install(model, new)
     remarks = {note for module in new.values() for note in norms.notes(module)}
     is_frozen = any(isinstance(inner_norm(module), FrozenLayerNorm) for module in new.values())
@@ -71,8 +88,19 @@ def swap_norms(
     return chosen
 
 
+def _modules_around(model: nn.Module, sites: Collection[str]) -> dict[str, list[nn.Module]]:
+    """Return the modules in which each site is, the innermost last."""
+    around: dict[str, list[nn.Module]] = {site: [] for site in sites}
+    for path, module in model.named_modules():
+        outer = uncompiled(path)
+        for site in sites:
+            if not outer or site.startswith(f"{outer}."):
+                around[site].append(module)
+    return around
+
+
 def host_with_norms(model: Any) -> Host:
-    """Return a model as a host.
+    """Return a model as a host, with its shards apart, as before a call.
 
     Raises:
         ConfigError: if it is no module, or has no norm sites.
@@ -81,6 +109,7 @@ def host_with_norms(model: Any) -> Host:
     if host is None or not host.sites:
         kind = f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}"
         raise ConfigError(f"model must be a minigpt.GPT2, or a language model of transformers with norms, got a {kind}")
+    reshard(host.model)
     return host
 
 
@@ -138,12 +167,12 @@ def require_own_parameters(name: str, module: nn.Module, host: Host | None = Non
     """Check that weight and bias are Parameters with values. Pruning, for example, computes them from others.
 
     Args:
-        host: the model, which may be on the device "meta" as a whole.
+        host: the model, which may be on the device "meta" as a whole. None for one that has values.
 
     Raises:
-        NormError: if one of the two is not, or is sharded, or is a placeholder for what accelerate has offloaded.
+        NormError: if one of the two is not, or is split as only tensor parallelism does it, or is a placeholder for
+            what accelerate offloads with the whole block.
     """
-    is_offloaded = OFFLOADED in vars(module) or (host is not None and not host.weight.is_meta)
     for role in ("weight", "bias"):
         if module._buffers.get(role) is not None:
             raise NormError(
@@ -154,19 +183,29 @@ def require_own_parameters(name: str, module: nn.Module, host: Host | None = Non
             continue
         if not isinstance(tensor, nn.Parameter):
             raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
-        if is_sharded(tensor):
-            raise NormError(f"{role} of {name} is sharded (a DTensor); swap and fit norms before fully_shard")
-        if tensor.is_meta and is_offloaded:
+        if is_sharded(tensor) and not can_shard_like(tensor):
+            raise NormError(f"{role} of {name} is a DTensor that fully_shard has not made; swap norms before that")
+        has_values = host is None or host.device.type != "meta"
+        if tensor.is_meta and has_values and not is_offloaded(module):
             raise NormError(
-                f"{role} of {name} is offloaded, and a placeholder stands there; load the model without offload, or "
-                "with a device_map that keeps its norms on a device"
+                f"{role} of {name} is a placeholder, and its block is offloaded as one (preload_module_classes); leave "
+                "the block's class out there"
             )
 
 
 def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the checkpoint's weight and bias at a norm's site, also those that the norm does not use."""
-    both = {role: getattr(norm, role, None) for role in ("weight", "bias")}
-    used = {role: parameter for role, parameter in both.items() if isinstance(parameter, nn.Parameter)}
+    """Return the checkpoint's weight and bias at a norm's site, also those that the norm does not use.
+
+    Those that are offloaded or sharded are new Parameters with the values.
+    """
+    values = values_of(norm) if is_elsewhere(norm) else {}
+    used: dict[str, nn.Parameter] = {}
+    for role in ("weight", "bias"):
+        parameter = getattr(norm, role, None)
+        if isinstance(parameter, nn.Parameter):
+            used[role] = parameter
+            if role in values:
+                used[role] = nn.Parameter(values[role].clone(), requires_grad=parameter.requires_grad)
     return used | record_of(norm).originals
 
 
@@ -190,11 +229,11 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
 
     It is in the model's dtype. At a site that multiplies by 1 + weight it is a ``OnePlusNorm``, unless it does so too.
     """
-    record, site = record_of(new), host.site_of(old)
-    device = next((parameter.device for parameter in originals(old).values()), host.weight.device)
+    record, site, own = record_of(new), host.site_of(old), originals(old)
+    device = next((parameter.device for parameter in own.values()), host.device)
     with naming(new):
-        new.to(device, host.weight.dtype)
-        for role, shared in originals(old).items():
+        new.to(device, host.dtype)
+        for role, shared in own.items():
             parameter = getattr(new, role, None)
             if not isinstance(parameter, nn.Parameter) or parameter.shape != shared.shape:
                 record.originals[role] = shared
@@ -228,11 +267,11 @@ def _require_runs(norm: nn.Module, host: Host) -> None:
     Raises:
         NormError: if it raises, or its output is not like its input.
     """
-    if norms.is_ours(type(inner_norm(norm))) or host.weight.is_meta:
+    if norms.is_ours(type(inner_norm(norm))) or host.device.type == "meta":
         return
-    trial, inner = copy_without_hooks(norm).eval(), inner_norm(norm)
+    trial, inner = plain_copy(norm).eval(), inner_norm(norm)
     inner = inner.norm if isinstance(inner, AdaptedNorm) else inner
-    x = torch.arange(2.0 * record_of(norm).site.width).sin().view(1, 2, -1).to(host.weight)
+    x = torch.arange(2.0 * record_of(norm).site.width).sin().view(1, 2, -1).to(host.device, host.dtype)
     try:
         with naming(inner), torch.random.fork_rng(devices=[]):
             y = trial(x.clone())

@@ -1,4 +1,4 @@
-"""Norms that PEFT, accelerate or PyTorch wraps: looked through or refused in a sentence; looking changes nothing."""
+"""Norms that PEFT, accelerate or PyTorch wraps, offloads or shards are swapped; looking changes nothing."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -125,25 +125,83 @@ def test_what_pytorch_wraps_has_the_same_places(kind: str) -> None:
         assert_within(rms(gradient - expected[name]), 1e-4 * rms(expected[name]), rms(expected[name]), name)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_norm_that_is_offloaded_is_refused_and_others_are_swapped(tmp_path: Path) -> None:
-    random_model("gemma", tie_word_embeddings=False).save_pretrained(tmp_path / "model")
-    places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
+OFFLOADED: dict[str, dict[str, str]] = {  # the paths that stay in memory; all others are on disk
+    "blocks": dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu"),
+    "all but the table of angles": {"model.rotary_emb": "cpu", "model.norm": "disk", "lm_head": "disk"},
+}
+
+
+def offloaded(name: str, kind: str, folder: Path) -> tuple[Any, Any]:
+    """Return a model in memory, and the same with a part of its weights on disk."""
+    random_model(name, tie_word_embeddings=False).save_pretrained(folder / "model")
+    places = {"model.embed_tokens": "disk", "model.layers": "disk"} | OFFLOADED[kind]
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", device_map=places | {"model.layers": "disk"}, offload_folder=tmp_path / "disk"
-    ).eval()
-    with torch.no_grad():
-        before = model(IDS).logits
-        assert {site.adds_one for site in minigpt.norm_sites(model).values()} == {True}
-        minigpt.swap_norms(model, "rms", "model.norm")
-        assert_within(rms(model(IDS).logits - before), 1e-5 * rms(before), rms(before), "the last norm")
-    for refused in (lambda: minigpt.swap_norms(model, "rms"), lambda: minigpt.fit_norms(model, IDS)):
-        with pytest.raises(minigpt.NormError, match=r"weight of model\.layers\.0\.input_layernorm is offloaded"):
-            refused()
-    with pytest.raises(minigpt.NormError, match="is offloaded"):
-        look(model, IDS)
+        folder / "model", device_map=places, offload_folder=folder / "disk"
+    )
+    return type(model).from_pretrained(folder / "model").eval(), model.eval()
+
+
+def same(kind: str) -> str:
+    """Return our norm of a kind."""
+    return {"rms_norm": "rms", "layer_norm": "textbook"}[kind]
+
+
+def explained(model: Any) -> dict[str, float]:
+    """Fit the norms; return how well each explains the one that it replaces."""
+    return {site: fit.after for site, fit in minigpt.fit_norms(model, IDS).items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("llama", "blocks"), ("gemma", "all but the table of angles"), ("nemotron", "blocks")],
+)
+@torch.no_grad()
+def test_a_norm_whose_weights_are_on_disk_is_swapped_and_fitted(name: str, kind: str, tmp_path: Path) -> None:
+    plain, model = offloaded(name, kind, tmp_path)
+    before = plain(IDS).logits
+    sites = minigpt.norm_sites(model)
+    assert sites == minigpt.norm_sites(plain)
+    assert [site.site for site in look(model, IDS)] == [*sites]
+    own = type(plain.model.norm)
+    for norm in (same(sites["model.norm"].kind), own, "dyt", own):
+        assert minigpt.swap_norms(model, norm) == [*sites]
+        logits = model(IDS).logits
+        if norm == "dyt":
+            minigpt.swap_norms(plain, norm)
+            assert_within(rms(logits - plain(IDS).logits), 1e-5 * rms(before), rms(before), norm)
+            assert explained(model) == pytest.approx(explained(plain), rel=1e-3)
+            assert_within(rms(model(IDS).logits - plain(IDS).logits), 1e-2 * rms(before), rms(before), "fitted")
+        else:
+            assert_within(rms(logits - before), 1e-5 * rms(before), rms(before), str(norm))
+    model.save_pretrained(tmp_path / "saved")
+    again = type(plain).from_pretrained(tmp_path / "saved").eval()
+    assert_within(rms(again(IDS).logits - before), 1e-5 * rms(before), rms(before), "saved")
     with pytest.raises(minigpt.ConfigError, match="offloaded"):
         gradients_of(model, [IDS[:1]], "model.embed_tokens")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_looking_at_norms_on_disk_changes_nothing(tmp_path: Path) -> None:
+    _, model = offloaded("llama", "blocks", tmp_path)
+    seen, before = attributes(model), model(IDS).logits
+    minigpt.norm_sites(model)
+    assert attributes(model) == seen
+    look(model, IDS)
+    assert torch.equal(model(IDS).logits, before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_block_that_is_offloaded_as_one_is_refused(tmp_path: Path) -> None:
+    from accelerate import cpu_offload
+
+    model: Any = random_model("llama")
+    before = model(IDS).logits.detach()
+    cpu_offload(model, "cpu", preload_module_classes=["LlamaDecoderLayer"])
+    with pytest.raises(minigpt.NormError, match=r"input_layernorm is a placeholder, and its block is offloaded as one"):
+        minigpt.swap_norms(model, "rms")
+    minigpt.swap_norms(model, "rms", "model.norm")
+    assert_within(rms(model(IDS).logits.detach() - before), 1e-5 * rms(before), rms(before), "the last norm")
 
 
 @contextlib.contextmanager
@@ -174,10 +232,40 @@ def test_norms_are_swapped_before_they_are_sharded(name: str, tmp_path: Path) ->
             assert torch.equal(logits, before)
             logits.sum().backward()
             assert all(parameter.grad is not None for parameter in model.parameters())
-            for refused in (minigpt.fit_norms, look):
-                with pytest.raises(minigpt.NormError, match="is sharded"):
-                    refused(model, IDS)
-            with pytest.raises(minigpt.NormError, match="is sharded"):
-                minigpt.swap_norms(model, "rms")
+            assert len(look(model, IDS)) == len(sites)
             with pytest.raises(minigpt.ConfigError, match="is sharded"):
                 gradients_of(model, [IDS[:1]], "model.embed_tokens")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["llama", "gemma", "pythia"])
+@pytest.mark.parametrize("has_run", [False, True])
+def test_norms_are_swapped_where_they_are_sharded(name: str, has_run: bool, tmp_path: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with one_process(tmp_path) as mesh:
+        plain, model = random_model(name), random_model(name)
+        for part in (*model.get_submodule(host_of(model).blocks[0].rpartition(".")[0]), model):
+            fully_shard(part, mesh=mesh)
+        before = plain(IDS).logits.detach()
+        if has_run:
+            assert torch.equal(model(IDS).logits, before)
+        sites = minigpt.norm_sites(plain)
+        own = type(plain.get_submodule([*sites][-1]))
+        for norm in (same([*sites.values()][-1].kind), own, "dyt"):
+            assert minigpt.swap_norms(model, norm) == minigpt.swap_norms(plain, norm) == [*sites]
+            for site in sites:  # every Parameter of a norm is sharded, and gets its gradient
+                assert all(hasattr(parameter, "device_mesh") for parameter in model.get_submodule(site).parameters())
+            expected, logits = plain(IDS).logits, model(IDS).logits
+            assert_within(rms(logits - expected), 1e-5 * rms(before), rms(before), str(norm))
+            expected.square().sum().backward()
+            logits.square().sum().backward()
+            for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+                scale = rms(other.grad)
+                assert_within(rms(parameter.grad.full_tensor() - other.grad), 1e-4 * scale, scale, "gradient")
+            model.zero_grad()
+            plain.zero_grad()
+        assert explained(model) == pytest.approx(explained(plain), rel=1e-3)
+        assert_within(rms(model(IDS).logits - plain(IDS).logits), 1e-2 * rms(before), rms(before), "fitted")
+        minigpt.swap_norms(model, own)
+        assert_within(rms(model(IDS).logits - before), 1e-5 * rms(before), rms(before), "back")
