@@ -28,10 +28,10 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def is_offloaded(module: nn.Module) -> bool:
     """Return whether accelerate brings the module's own Parameters for each call, and takes them away after it."""
-    return any(hook.offload for hook in _device_hooks(module))
+    return any(hook.offload for hook in device_hooks(module))
 
 
-def _device_hooks(module: nn.Module) -> list[Any]:
+def device_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks of accelerate that move a module's inputs and Parameters to a device."""
     hook = vars(module).get(HOOK)
     hooks = getattr(hook, "hooks", [hook])  # several in one
@@ -40,7 +40,7 @@ def _device_hooks(module: nn.Module) -> list[Any]:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device on which a module computes: with its Parameters offloaded, that to which they are brought."""
-    for hook in _device_hooks(module):
+    for hook in device_hooks(module):
         if hook.offload and hook.execution_device is not None:
             return torch.device(hook.execution_device)
     return next(module.parameters()).device
@@ -177,7 +177,7 @@ def put_in_place_of(new: nn.Module, old: nn.Module, around: Iterable[nn.Module])
     Args:
         around: the modules in which the old one is, the innermost last.
     """
-    for hook in _device_hooks(old):
+    for hook in device_hooks(old):
         from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
         moves = AlignDevicesHook(

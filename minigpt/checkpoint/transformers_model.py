@@ -1,6 +1,7 @@
 """Other architectures than GPT-2, which transformers opens. No code of a folder runs."""
 
 import contextlib
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from safetensors import safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
+from minigpt.checkpoint.offloading import may_take, offload_folder, places_of, watched_weights
 from minigpt.checkpoint.sizes import check_config, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.host import Shape, norm_sites
+from minigpt.offload import is_offloaded
 from minigpt.precision import dtype_name
 
 
@@ -25,6 +28,8 @@ def load_with_transformers(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     is_empty: bool = False,
+    memory: str | int | None = None,
+    itemsize: int | None = None,
 ) -> nn.Module:
     """Return the causal language model of a folder in eval mode, without gradients, as transformers' own class.
 
@@ -32,6 +37,9 @@ def load_with_transformers(
         attention: an architecture that has no "sdpa" gets "eager".
         dtype: None is that of config.json, else of the first weight.
         is_empty: whether to return the modules alone, without values.
+        memory: the bytes that it may take, or a size as "8GB"; by default half of those that are free on the device. The
+            weights of a larger model stay in their files, and are brought as they are needed.
+        itemsize: the bytes that a weight will take, by default those of its dtype.
 
     Raises:
         CheckpointError: if transformers cannot open it from config.json and safetensors files, or its weights are
@@ -52,10 +60,18 @@ def load_with_transformers(
         check_memory(place, model, getattr(config, "quantization_config", None) is not None)
         if is_empty:
             return model, {}
-        return AutoModelForCausalLM.from_pretrained(
-            place, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
-        )
+        options |= dict(config=config, local_files_only=True, use_safetensors=True, output_loading_info=True)
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, device):
+            return AutoModelForCausalLM.from_pretrained(place, **options)
+        folder = offload_folder()
+        options |= dict(device_map=places_of(model, device), offload_folder=folder.name)
+        model, report = AutoModelForCausalLM.from_pretrained(place, **options)
+        model.offload_folder = folder  # which is removed with the model
+        watched_weights(model, place)
+        return model, report
 
+    device = torch.device("cpu") if device is None else device
     if place.is_file():
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
     require_no_adapter(place)
@@ -87,7 +103,15 @@ def load_with_transformers(
         raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")
     require_floating(model, place)
     model.requires_grad_(False)
-    return model.eval() if is_empty else model.eval().to(device)
+    model.eval()
+    if not is_empty and not is_on_disk(model):
+        model.to(device)
+    return model
+
+
+def is_on_disk(model: nn.Module) -> bool:
+    """Return whether weights of a model stay in their files."""
+    return any(map(is_offloaded, model.modules()))
 
 
 def require_floating(model: Any, place: Path) -> None:
@@ -141,15 +165,19 @@ def describe_other(place: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off the log messages and progress bars of transformers."""
-    from transformers.utils import logging
+    """Turn off the log messages of transformers and accelerate, and their progress bars."""
+    from transformers.utils import logging as messages
 
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    verbosity, bar = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    of_accelerate = logging.getLogger("accelerate")
+    level = of_accelerate.level
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    of_accelerate.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        messages.set_verbosity(verbosity)
+        of_accelerate.setLevel(level)
         if bar:
-            logging.enable_progress_bar()
+            messages.enable_progress_bar()

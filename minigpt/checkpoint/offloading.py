@@ -1,0 +1,158 @@
+"""Models whose weights stay in their files: transformers and accelerate bring those of one module at a time.
+
+Nothing is copied. A weight is read in place from its safetensors file, rounded to the model's dtype, and cast to the
+dtype in which the model computes. What transformers keeps in another dtype stays in it, as tables of angles.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.errors import CheckpointError, ConfigError
+from minigpt.offload import device_hooks
+
+MOST_SHARE = 0.5  # of the memory that is free, which a model may take
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
+
+Watch = Callable[[str], None]
+"""Called with the path of each module as its weights are read."""
+
+
+def bytes_of(memory: str | int) -> int:
+    """Return the bytes that a size names, as "8GB" or "500MiB".
+
+    Raises:
+        ConfigError: if it is no size.
+    """
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
+        return memory
+    match = SIZE.fullmatch(str(memory))
+    unit = (match[2].upper() or "B") if match else ""
+    if match is None or unit not in UNITS:
+        raise ConfigError(f"must be a size, as 8GB or 500MiB, got {memory!r}", argument="memory")
+    return int(float(match[1]) * UNITS[unit])
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free: on a device, or in this machine or container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil  # which accelerate brings
+
+    free = psutil.virtual_memory().available
+    limit, used = _number_in(GROUP / "memory.max"), _number_in(GROUP / "memory.current")
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _number_in(file: Path) -> int | None:
+    """Return the number that is a file's content, if it is one."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def may_take(memory: str | int | None, device: torch.device) -> int:
+    """Return the bytes that a model may take: those that are asked for, else half of those that are free.
+
+    Raises:
+        ConfigError: if what is asked for is no size.
+    """
+    if memory is None:
+        return int(MOST_SHARE * free_memory(device))
+    return bytes_of(memory)
+
+
+def places_of(model: nn.Module, device: torch.device) -> dict[str, str]:
+    """Return a ``device_map`` of a model: on disk what has a matrix, and on a device the rest, as norms.
+
+    Args:
+        model: may be on the device "meta".
+    """
+    places: dict[str, str] = {}
+
+    def place(path: str, module: nn.Module) -> None:
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if not own:
+            for name, child in module.named_children():
+                place(f"{path}.{name}".lstrip("."), child)
+            return
+        has_matrix = any(parameter.ndim > 1 for parameter in module.parameters())
+        places[path] = "disk" if has_matrix else str(device)
+
+    place("", model)
+    return places
+
+
+def offload_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for weights that no file has as the model needs them, as those of experts."""
+    return tempfile.TemporaryDirectory(prefix="minigpt-weights-")
+
+
+class WatchedWeights(Mapping[str, Tensor]):
+    """Weights by their names, which are read as somebody asks for them.
+
+    Args:
+        weights: accelerate's, which read from files.
+        files: those that must not change meanwhile.
+
+    Attributes:
+        watch: called with the path of a module as a weight of it is read.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], files: list[Path]) -> None:
+        self.weights, self.states = weights, {file: _state_of(file) for file in files}
+        self.watch: Watch | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        for file, state in self.states.items():
+            if _state_of(file) != state:
+                raise CheckpointError(f"{file} was written to while it was read; start again when nothing writes to it")
+        if self.watch is not None:
+            self.watch(name.rpartition(".")[0])
+        with torch._C.DisableTorchFunction():  # a weight is rounded to its dtype whatever the block computes in
+            return self.weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def _state_of(file: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written; None if there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def watched_weights(model: nn.Module, place: Path) -> WatchedWeights | None:
+    """Put ``WatchedWeights`` in the place of a model's weights on disk, and return them; None if none is on disk."""
+    watched: WatchedWeights | None = None
+    for module in model.modules():
+        for hook in device_hooks(module):
+            weights = getattr(hook, "weights_map", None)
+            if not hook.offload or weights is None:
+                continue
+            if watched is None:
+                watched = WatchedWeights(weights.dataset, sorted(place.glob("*.safetensors")))
+            weights.dataset = watched
+    return watched
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have a model compute in a dtype, also where its weights are on disk; they are cast as they are read."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
