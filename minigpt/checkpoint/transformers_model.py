@@ -37,8 +37,8 @@ def load_with_transformers(
         attention: an architecture that has no "sdpa" gets "eager".
         dtype: None is that of config.json, else of the first weight.
         is_empty: whether to return the modules alone, without values.
-        memory: the bytes that it may take, or a size as "8GB"; by default half of those that are free on the device. The
-            weights of a larger model stay in their files, and are brought as they are needed.
+        memory: the bytes that it may take, or a size as "8GB"; by default half of those that are free on the device.
+            The weights of a larger model stay in their files, and are brought as they are needed.
         itemsize: the bytes that a weight will take, by default those of its dtype.
 
     Raises:
@@ -47,6 +47,8 @@ def load_with_transformers(
         ConfigError: if config.json cannot be that of these files.
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # imported here, since it takes five seconds
+
+    place_of_weights = torch.device("cpu") if device is None else device
 
     def load(attention: str) -> Any:
         """Return the model, and what transformers says of its loading."""
@@ -62,16 +64,15 @@ def load_with_transformers(
             return model, {}
         options |= dict(config=config, local_files_only=True, use_safetensors=True, output_loading_info=True)
         weights = sum(parameter.numel() for parameter in model.parameters())
-        if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, device):
+        if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
         folder = offload_folder()
-        options |= dict(device_map=places_of(model, device), offload_folder=folder.name)
-        model, report = AutoModelForCausalLM.from_pretrained(place, **options)
-        model.offload_folder = folder  # which is removed with the model
-        watched_weights(model, place)
-        return model, report
+        options |= dict(device_map=places_of(model, place_of_weights), offload_folder=folder.name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)
+        loaded[0].offload_folder = folder  # which is removed with the model
+        watched_weights(loaded[0], place)
+        return loaded
 
-    device = torch.device("cpu") if device is None else device
     if place.is_file():
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
     require_no_adapter(place)
