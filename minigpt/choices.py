@@ -1,5 +1,6 @@
 """What the options that open a model may be. It needs no PyTorch: a wrong word in the shell is an error at once."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 from minigpt.errors import ConfigError, NormError
@@ -9,6 +10,8 @@ ATTENTIONS = ("sdpa", "eager")
 ARITHMETICS = ("fast", "reference")
 QUANTIZES = ("int8",)
 ENGINES = ("onnx", "gguf", "openvino", "ctranslate2")  # functions of minigpt.engines
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 KEEP = ("scale", "shift")  # what of an old norm may stay beside a new one
 
 
@@ -42,6 +45,23 @@ def check_keep(keep: Collection[str]) -> None:
     if not is_several or not set(keep) <= set(KEEP):
         shown = ",".join(map(str, keep)) if is_several else repr(keep)
         raise NormError(f"must have none, one or both of scale and shift, got {shown:.100}", argument="keep")
+
+
+def bytes_of(memory: str | int) -> int:
+    """Return the bytes that a size names, as "8GB" or "500MiB".
+
+    Raises:
+        ConfigError: if it is no size.
+    """
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
+        return memory
+    match = SIZE.fullmatch(str(memory))
+    unit = ""
+    if match is not None:
+        unit = match[2].upper() or "B"
+    if match is None or unit not in UNITS:
+        raise ConfigError(f"must be a size, as 8GB or 500MiB, got {memory!r}", argument="memory")
+    return int(float(match[1]) * UNITS[unit])
 
 
 def patterns_of(sites: str | Iterable[str]) -> list[str]:

@@ -96,6 +96,8 @@ class Recipe:
         device: None is CUDA where there is one, else the CPU.
         dtype: float32, bfloat16, float16 or float64; None or "auto" keeps the checkpoint's own.
         quantize: "int8" holds the weights that multiply in eight bits, a scale for each 64 inputs, on the CPU.
+        memory: the bytes that another architecture than GPT-2 may take, or a size as "8GB"; by default half of those
+            that are free. The weights of a larger one stay in their files, and are brought block by block.
         revision: branch, tag or commit of a repository.
         local_files_only: never use the network.
 
@@ -137,6 +139,9 @@ class Recipe:
         None, "int8: weights in eight bits, for the CPU; norms stay exact.", values=choices.QUANTIZES, is_axis=True,
         difference="{} weights are other weights",
     )  # fmt: skip
+    memory: str | int | None = recipe_field(
+        None, "What a model may take, as 8GB; a larger one is read block by block. By default half of the free memory."
+    )
     revision: str | None = recipe_field(None, "Branch, tag or commit of a Hugging Face repository.")
     local_files_only: bool = recipe_field(False, kind=bool)
 
@@ -151,6 +156,8 @@ class Recipe:
             choices.check_option("dtype", dtype, choices.DTYPE_NAMES)
         object.__setattr__(self, "dtype", None if dtype == "auto" else dtype)
         object.__setattr__(self, "sites", tuple(choices.patterns_of(self.sites)))
+        if self.memory is not None:
+            choices.bytes_of(self.memory)
         choices.check_keep(self.keep)
         object.__setattr__(self, "keep", tuple(role for role in choices.KEEP if role in self.keep))
         if self.norm is None:
@@ -173,11 +180,13 @@ class Recipe:
         loaded = self.load()
         return loaded.model, loaded.tokenizer
 
-    def load(self, *, any_architecture: bool = False) -> Loaded:
+    def load(self, *, any_architecture: bool = False, offload: bool = False) -> Loaded:
         """Return the model and what was done to it. Raises as ``open``.
 
         Args:
             any_architecture: whether it may be another one than GPT-2. The model is transformers' own then.
+            offload: whether its weights stay in their files, whatever ``memory`` says. It is transformers' own then,
+                a GPT-2 too.
         """
         from minigpt.checkpoint.contents import read_stable
         from minigpt.engine import quantize_int8
@@ -185,7 +194,8 @@ class Recipe:
         from minigpt.swap.fit import require_fitted
 
         place = self.place()
-        checkpoint, tokenizer, generation_fields = read_stable(place, _read_files)
+        read = _read_small_files if offload else _read_files
+        checkpoint, tokenizer, generation_fields = read_stable(place, read)
         if isinstance(checkpoint, str) and not any_architecture:
             raise ConfigError(
                 f"{self.source} is a {checkpoint}, and this needs a GPT-2; minigpt parity, study, perplexity and sites "
@@ -194,7 +204,7 @@ class Recipe:
         if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
         if isinstance(checkpoint, str):
-            model, sites = self._opened_by_transformers(place, checkpoint)
+            model, sites = self._opened_by_transformers(place, checkpoint, 0 if offload else self.memory)
         else:
             model, sites = self._opened_as_ours(checkpoint)
         fits: dict[str, Explained] = {}
@@ -219,21 +229,29 @@ class Recipe:
             center_writers(model)
         return model, self._swap_norms(model, checkpoint)
 
-    def _opened_by_transformers(self, place: Path, architecture: str) -> "tuple[Any, list[str]]":
-        """Return transformers' model of another architecture with the recipe's norms, and their sites."""
+    def _opened_by_transformers(
+        self, place: Path, architecture: str, memory: str | int | None
+    ) -> "tuple[Any, list[str]]":
+        """Return transformers' model with the recipe's norms, and their sites."""
         from minigpt.checkpoint.transformers_model import load_with_transformers
         from minigpt.device import resolve_device
+        from minigpt.host import host_of
         from minigpt.precision import resolve_dtype
-        from minigpt.swap import match_sites, swap_norms
+        from minigpt.swap import swap_norms
 
         self.check_architecture(architecture)
         model: Any = load_with_transformers(
-            place, attention=self.attention, dtype=resolve_dtype(self.dtype), device=resolve_device(self.device)
+            place,
+            attention=self.attention,
+            dtype=resolve_dtype(self.dtype),
+            device=resolve_device(self.device),
+            memory=memory,
         )
-        swapped = {site for pattern, norm in self.pairs() for site in swap_norms(model, norm, pattern, self.keep)}
-        if not swapped:  # the model may have no norms
-            return model, []
-        return model, [site for site in match_sites(model, "*") if site in swapped]
+        swapped = set[str]()
+        for pattern, norm in self.pairs():
+            swapped |= {*swap_norms(model, norm, pattern, self.keep)}
+        host = host_of(model)
+        return model, [site for site in host.sites if host.prefix + site in swapped]
 
     def check_architecture(self, architecture: str | None) -> None:
         """Check that no option is for a GPT-2 alone, if the architecture is another.
@@ -331,7 +349,7 @@ class Recipe:
         from minigpt.norms.foreign.fingerprint import describe
         from minigpt.norms.foreign.locate import code_files
 
-        apart = ("source", "norm", "local_files_only", "revision")
+        apart = ("source", "norm", "local_files_only", "revision", "memory")
         settings = {name: str(value) for name, value in vars(self).items() if name not in apart}
         named = [(pattern, norm if isinstance(norm, str) else describe(norm)) for pattern, norm in self.pairs()]
         try:
@@ -364,6 +382,14 @@ class Recipe:
             name = name.replace("_", "-")
             words += [f"--{name}"] if value is True else [f"--{name}", _word(value)]
         return words
+
+
+def _read_small_files(files: "Files") -> "tuple[str, Tokenizer | None, dict[str, Any]]":
+    """Return a checkpoint's architecture, and what is in its files of other things than weights."""
+    from minigpt.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
+    return files.architecture or "gpt2", tokenizer, files.generation_fields()
 
 
 def _read_files(files: "Files") -> "tuple[Checkpoint | str, Tokenizer | None, dict[str, Any]]":
@@ -424,8 +450,8 @@ def from_pretrained(source: str | Path = "demo", **options: Any) -> "GPT2":
 
     Args:
         source: as ``Recipe`` takes it.
-        options: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, revision and
-            local_files_only, as ``Recipe`` takes them.
+        options: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, memory,
+            revision and local_files_only, as ``Recipe`` takes them.
 
     Raises:
         ConfigError: if an argument is unknown; the message says what to use for transformers' names.

@@ -4,7 +4,6 @@ Nothing is copied. A weight is read in place from its safetensors file, rounded 
 dtype in which the model computes. What transformers keeps in another dtype stays in it, as tables of angles.
 """
 
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,31 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from minigpt.errors import CheckpointError, ConfigError
+from minigpt.choices import bytes_of
+from minigpt.errors import CheckpointError
 from minigpt.offload import device_hooks
 
 MOST_SHARE = 0.5  # of the memory that is free, which a model may take
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
 
 Watch = Callable[[str], None]
 """Called with the path of each module as its weights are read."""
-
-
-def bytes_of(memory: str | int) -> int:
-    """Return the bytes that a size names, as "8GB" or "500MiB".
-
-    Raises:
-        ConfigError: if it is no size.
-    """
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
-        return memory
-    match = SIZE.fullmatch(str(memory))
-    unit = (match[2].upper() or "B") if match else ""
-    if match is None or unit not in UNITS:
-        raise ConfigError(f"must be a size, as 8GB or 500MiB, got {memory!r}", argument="memory")
-    return int(float(match[1]) * UNITS[unit])
 
 
 def free_memory(device: torch.device) -> int:

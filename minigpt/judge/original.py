@@ -310,9 +310,9 @@ def parity(
         diagnose: whether to look for the mistake that gives the candidate's logits. By default after a FAIL, if the
             model is so small that it takes a few seconds.
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
-        opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, revision and
-            local_files_only, as ``Recipe`` takes them, for a candidate that is a source. For a module or a function,
-            attention, device, dtype and local_files_only are the original's.
+        opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, memory, revision
+            and local_files_only, as ``Recipe`` takes them, for a candidate that is a source. For a module or a
+            function, attention, device, dtype and local_files_only are the original's.
 
     Raises:
         CheckpointError, ConfigError, NormError, GenerationError: if it cannot be judged; the message says why.

@@ -119,10 +119,24 @@ def match_sites(model: nn.Module, sites: str | Iterable[str]) -> list[str]:
     Raises:
         NormError: if a pattern matches none, or there is no pattern.
     """
-    names, matched = host_with_norms(model).paths, set[str]()
+    host, matched = host_with_norms(model), set[str]()
     for pattern in patterns_of(sites):
-        matched |= {*matching(pattern, names)}
-    return [name for name in names if name in matched]
+        matched |= {*_matching_at(host, pattern)}
+    return [path for path in host.paths if path in matched]
+
+
+def _matching_at(host: Host, pattern: str) -> list[str]:
+    """Return the paths of the norms that a pattern matches, with the prefix of all places or without it.
+
+    Raises:
+        NormError: if it matches none.
+    """
+    try:
+        return matching(pattern, host.paths)
+    except NormError:
+        if not host.prefix:
+            raise
+    return [host.prefix + site for site in matching(pattern, host.sites)]
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:

@@ -14,8 +14,9 @@ from helpers import assert_same_bits
 from torch import Tensor
 
 import minigpt
-from minigpt.checkpoint.offloading import bytes_of, compute_in, free_memory, may_take, watched_weights
+from minigpt.checkpoint.offloading import compute_in, free_memory, may_take, watched_weights
 from minigpt.checkpoint.transformers_model import is_on_disk, load_with_transformers
+from minigpt.choices import bytes_of
 from minigpt.host import Float64, host_of
 from minigpt.offload import is_offloaded
 
