@@ -4,7 +4,7 @@ end, and adds it.
 V vocabulary.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -116,7 +116,12 @@ class Batch:
                 Each of these texts gets an equal share; what a short text leaves goes to the longer ones.
             only: the rows to read; None for all.
         """
-        pieces = self._pieces(budget, only)
+        places = []
+        for place, row in enumerate(self.rows):
+            if only is None or row in only:
+                places.append(place)
+        self._settle(places)
+        pieces = self._pieces(places, budget)
         if len(self.rows) == 1 and self.drafts is not None:
             for piece in pieces.values():
                 if piece.is_whole and len(piece.ids) == 1 and piece.row.may_draft:
@@ -132,14 +137,66 @@ class Batch:
             begin = end
         return list(pieces.values())
 
-    def _pieces(self, budget: int | None, only: Container[Row] | None) -> dict[int, Piece]:
+    def _settle(self, places: Iterable[int]) -> None:
+        """Make the cache fit the texts: windows move on, and rows of one text get the keys that one of them has."""
+        for place in places:
+            self._slide(place)
+            self._share_prefix(place)
+
+    def _slide(self, place: int) -> None:
+        """Let the window of a row end where its text ends. One that moves is read again."""
+        begin = max(0, len(self.rows[place].ids) - self.context)
+        if begin != self._begins[place]:
+            self._begins[place] = begin
+            self.reader.lengths[place] = 0
+
+    def _share_prefix(self, place: int) -> None:
+        """Give a row the keys and values of all but its last token, if another row of the same text has read them."""
+        other = self._twin(place)
+        if other is None:
+            return
+        count = len(self._window(place)) - 1
+        if self.reader.lengths[other] >= count:
+            self.reader.copy(other, place, count)
+
+    def _twin(self, place: int) -> int | None:
+        """Return the row that reads the same text for a row of which nothing is read; None if it reads for itself.
+
+        Of several rows, the first reads, or one that scores its prompt.
+        """
+        row, lengths = self.rows[place], self.reader.lengths
+        if lengths[place] or row.scores_prompt:
+            return None
+        window = self._window(place)
+        if len(window) == 1:
+            return None
+        begin = self._begins[place]
+        end = begin + len(window)
+        for other, twin in enumerate(self.rows):
+            if other == place or self._begins[other] != begin or twin.ids[begin:end] != window:
+                continue
+            has_read = lengths[other] >= len(window) - 1
+            if has_read or other < place or twin.scores_prompt:
+                return other
+        return None
+
+    def _window(self, place: int) -> list[int]:
+        """Return the tokens of a row's window."""
+        return self.rows[place].ids[self._begins[place] :]
+
+    def _unread(self, place: int) -> list[int]:
+        """Return the tokens of a row's window that are to be read; none while another row reads the same text."""
+        if self._twin(place) is not None:
+            return []
+        return self.rows[place].ids[self._begins[place] + self.reader.lengths[place] :]
+
+    def _pieces(self, places: Iterable[int], budget: int | None) -> dict[int, Piece]:
         """Return what to read of each row, by its place."""
         unread: dict[int, list[int]] = {}
-        for place, row in enumerate(self.rows):
-            if only is None or row in only:
-                ids = self._unread(place)
-                if ids:
-                    unread[place] = ids
+        for place in places:
+            ids = self._unread(place)
+            if ids:
+                unread[place] = ids
         counts = {place: len(ids) for place, ids in unread.items()}
         shares = counts
         if budget is not None:
@@ -174,8 +231,7 @@ class Batch:
         rows = [piece.row for piece in whole]
         ended = [row for row in rows if row.end]
         if ended:
-            for place in range(len(self.rows)):
-                self._unread(place)  # a text that waits for the same text takes its keys now
+            self._settle(range(len(self.rows)))  # a text that waits for the same text takes its keys now
             self.drop(ended)
         return rows
 
@@ -213,27 +269,6 @@ class Batch:
             right += 1
         self.reader.lengths[0] = len(row.ids) - 1 - self._begins[0]  # all but the last token
         self.drafts.learn(row, len(draft), right)
-
-    def _unread(self, place: int) -> list[int]:
-        """Return the tokens of a row's window that are to be read; none while another row reads the same text."""
-        row, lengths = self.rows[place], self.reader.lengths
-        begin = max(0, len(row.ids) - self.context)
-        if begin != self._begins[place]:
-            self._begins[place] = begin
-            lengths[place] = 0
-        unread = row.ids[begin + lengths[place] :]
-        if lengths[place] or len(unread) == 1 or row.scores_prompt:
-            return unread
-        end = begin + len(unread)
-        for other, begin_of_other in enumerate(self._begins):
-            has_same_begin = other != place and begin_of_other == begin
-            if has_same_begin and self.rows[other].ids[begin:end] == unread:
-                if lengths[other] >= len(unread) - 1:
-                    self.reader.copy(other, place, len(unread) - 1)
-                    return unread[-1:]
-                if other < place or self.rows[other].scores_prompt:
-                    return []
-        return unread
 
 
 def _shares(counts: dict[int, int], budget: int) -> dict[int, int]:

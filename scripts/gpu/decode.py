@@ -80,8 +80,9 @@ class StaticStep:
         """Read the chosen tokens, and choose the next."""
         model, place = self.model, self.static.place
         visible = (self.places <= place)[None, None, None]  # (1, 1, 1, S)
-        stream = model.wte(self.ids) + model.wpe(place[None])
-        hidden = model.run(stream, visible, self.static)
+        positions = place[None]  # (1, 1)
+        stream = model.embed(self.ids, positions)
+        hidden = model.run(stream, positions, visible, self.static)
         self.logits.copy_(model.head(hidden)[:, -1])
         self.ids.copy_(self.logits.argmax(-1, keepdim=True))
         place.add_(1)
