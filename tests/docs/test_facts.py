@@ -34,7 +34,7 @@ def test_limits_over_http_are_those_that_the_server_keeps() -> None:
         f"The server keeps {run.MAX_CONNECTIONS:,} connections.",
         f"A client has {run.SEND_SECONDS} s for the head of a request, and {run.SEND_SECONDS} s for its body",
         f"A client that takes nothing for {run.READ_SECONDS} s",
-        f"at most {scheduler.PROMPT_TOKENS_BESIDE} tokens of prompts beside, otherwise {scheduler.PROMPT_TOKENS}",
+        f"at most {scheduler.PROMPT_TOKENS_BESIDE} tokens of prompts, otherwise {scheduler.PROMPT_TOKENS}",
     ):
         assert limit in page, limit
 
