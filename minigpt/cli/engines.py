@@ -13,7 +13,7 @@ TRUTH_VALUES = {"true": True, "false": False}
 
 
 class EngineFile(NamedTuple):
-    """What the options say: the kind of engine, its file, and its options by their own names."""
+    """An engine as the options give it: its kind, its file, and its options by their own names."""
 
     kind: str
     file: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minigpt.recipe import Recipe
     from minigpt.tokenizer import Tokenizer
 
-# What a generation_config.json has beside settings, and the values that switch off a setting that we do not know.
+# Fields of a generation_config.json that are no settings, and the values that switch off a setting that we do not know.
 BOOKKEEPING = re.compile(
     r"_\w+|transformers_version|(bos|decoder_start)_token_id|disable_compile|\w*assistant\w*|use_cache|prompt_lookup\w*"
 )

@@ -289,7 +289,7 @@ def with_values(words: list[str]) -> list[str]:
     """Return the words with a value after ``--ray``, and after the ``--json`` of a report, where they have none.
 
     Raises:
-        ConfigError: if a ``--json`` stands before the reports of ``--compare``, so that it would take the first.
+        ConfigError: if a ``--json`` comes before the reports of ``--compare``, so that it would take the first.
     """
     bare = {"--ray": "local"}
     if words and words[0] in ("bench", "parity", "sites"):

@@ -1,4 +1,4 @@
-"""What the commands read, write and print, and the progress that they show."""
+"""Reading, writing and printing of the commands, and the progress that they show."""
 
 import json
 import os

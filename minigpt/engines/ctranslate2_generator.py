@@ -20,7 +20,7 @@ VOCABULARY_FILES = ("vocabulary.json", "vocabulary.txt")
 def ctranslate2(folder: str | Path, **options: Any) -> "Ctranslate2Generator":
     """Return the causal language model of a CTranslate2 folder: a candidate, ids (B, T) -> logits (B, T, V).
 
-    Tokens are judged one by one too: CTranslate2 decodes with its cache, and is told which token comes next.
+    Tokens are judged one by one too: CTranslate2 decodes with its cache, and each next token is given to it.
 
     Args:
         folder: as CTranslate2's converters write it.

@@ -1,4 +1,4 @@
-"""What an engine is: another program that computes logits of ids, from a file of its own.
+"""An engine: another program that computes logits of ids, from a file of its own.
 
 B batch, T tokens, V vocabulary.
 """
@@ -25,7 +25,7 @@ FLOATS = ("float16", "float32", "float64")
 
 Rows = Float[np.ndarray, "seq vocab"]
 Step = Callable[[list[int]], Rows]
-"""A function of the next ids of a text (T) to their logits (T, V), or to those of the last one (1, V)."""
+"""A function of the next ids of a text (T) to their logits (T, V), or to the logits of the last one (1, V)."""
 
 
 class Engine(ABC):
@@ -52,7 +52,7 @@ class Engine(ABC):
 
     @property
     def name(self) -> str:
-        """What a report calls the model."""
+        """The name of the model in a report."""
         return str(self.file)
 
     @property

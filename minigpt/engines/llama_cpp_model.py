@@ -116,7 +116,7 @@ class LlamaCppModel(Engine):
         return step
 
     def _logits(self, ids: list[int], begin: int) -> np.ndarray:
-        """Return the logits (T, V) of at most ``n_batch`` tokens, of which the first stands at ``begin``."""
+        """Return the logits (T, V) of at most ``n_batch`` tokens, of which the first has the position ``begin``."""
         batch = self.batch
         batch.n_tokens = len(ids)
         for place, token in enumerate(ids):

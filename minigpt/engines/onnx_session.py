@@ -28,7 +28,7 @@ def onnx(
 
     The file may take ids; ids and a mask; positions too; and a past, which is empty at first, as torch's exporter,
     optimum, onnxruntime's tools and transformers.js write them. With a past, tokens are judged one by one too. Weights
-    in files beside it are read as well. No library of custom operators is loaded.
+    in other files of its folder are read as well. No library of custom operators is loaded.
 
     Args:
         file: the path. Data outside its folder is refused by onnxruntime.
@@ -102,7 +102,7 @@ class OnnxSession(Engine):
 
 
 def of_first_row(logits: np.ndarray, tokens: int) -> np.ndarray:
-    """Return the logits of the first text (T, V), without those of padding behind it."""
+    """Return the logits of the first text (T, V), without the logits of padding behind it."""
     if logits.ndim == 2:  # of the last position: (B, V)
         return logits[:1]
     return logits[0, :tokens]

@@ -26,7 +26,7 @@ def openvino(file: str | Path, *, device: str = "CPU", **options: Any) -> "OpenV
     With a past or states, tokens are judged one by one too.
 
     Args:
-        file: an .xml file with its .bin file beside it, or an .onnx file.
+        file: an .xml file with its .bin file in the same folder, or an .onnx file.
         device: in OpenVINO's words.
         options: of OpenVINO's ``compile_model``, by their own names: INFERENCE_PRECISION_HINT ("f32", "f16", "bf16"),
             KV_CACHE_PRECISION, EXECUTION_MODE_HINT, DYNAMIC_QUANTIZATION_GROUP_SIZE, INFERENCE_NUM_THREADS.

@@ -22,13 +22,13 @@ TEXTS = re.compile(r"batch", re.IGNORECASE)  # of a dimension's name: how many t
 
 
 class Role(enum.Enum):
-    """What an input of a graph is."""
+    """The meaning of an input of a graph."""
 
     IDS = "ids"
     MASK = "1 for each token so far"
-    POSITIONS = "where each token stands"
+    POSITIONS = "the position of each token"
     SEGMENTS = "a zero for each token"
-    PLACES = "where each token stands in the cache"
+    PLACES = "the place of each token in the cache"
     PAST = "keys and values of earlier tokens"
     HAS_PAST = "whether there is a past"
     KEPT = "of how many last tokens logits are kept, where 0 is all"
@@ -102,7 +102,7 @@ class Graph:
 
     @property
     def has_cache(self) -> bool:
-        """Whether the graph goes on from what it has returned."""
+        """True if the graph goes on from what it has returned."""
         is_fed = bool(self.pasts) and None not in self.pasts.values()
         return is_fed and self.fixed is None
 

@@ -139,7 +139,7 @@ class Job:
 
     @property
     def count_waiting(self) -> int:
-        """How many texts wait for a place: none as soon as the client has gone."""
+        """The number of texts that wait for a place: 0 as soon as the client has gone."""
         return 0 if self.channel.disconnected else len(self.waiting)
 
     def report(self, row: RequestRow) -> None:
@@ -156,7 +156,7 @@ class Job:
 def tokens_of(model: GPT2, logits: Float[Tensor, "rows vocab"], ids: list[int], alternatives: int) -> list[Token]:
     """Return the token ``ids[i]`` of each row with its log-probability and the row's likeliest ``alternatives``.
 
-    Probabilities are over all of the model's logits, also those of ids that are padding of the vocabulary.
+    Probabilities are over all of the model's logits, also of ids that pad the vocabulary.
     """
     logprobs = logits.float().log_softmax(-1).clamp_min(LOWEST_LOGPROB)  # (R, V)
     chosen = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""What clients send and get: the bodies of requests, answers and errors, as OpenAI's completions API has them."""
+"""The protocol of clients: the bodies of requests, answers and errors, as OpenAI's completions API has them."""
 
 import asyncio
 import codecs
@@ -266,11 +266,11 @@ class TextEvent(NamedTuple):
     """A text has grown.
 
     Attributes:
-        number: the text's number among those of the request.
+        number: the text's number in the request.
         text: the characters that can be shown since the last event.
         total: the number of new tokens so far.
         tokens: the tokens since the last event, if the request wants log-probabilities; the first event of a text may
-            begin with those of the prompt.
+            begin with the prompt's.
         end: why the text is over: "eos", "stop" or "length"; None while it is not.
     """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RayOptions(BaseModel):
-    """What ``serve run minigpt.serve.ray:build NAME=VALUE ...`` takes.
+    """Options of ``serve run minigpt.serve.ray:build NAME=VALUE ...``.
 
     Attributes:
         model: as ``minigpt.from_pretrained`` takes it.

@@ -86,7 +86,7 @@ async def _refuse(_: Request, error: Exception) -> Response:
 
 
 class Endpoints:
-    """What the server does for each path.
+    """The answers of the server, a method for each path.
 
     Args:
         models: by their ids.

@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def count_comparisons(self) -> int:
-        """How many comparisons run or wait, without those whose clients have gone."""
+        """The number of comparisons that run or wait and have a client."""
         return sum(not comparison.channel.disconnected for comparison in list(self.comparisons))
 
     @property
@@ -192,17 +192,17 @@ class Lane:
 
     @property
     def count_waiting(self) -> int:
-        """How many texts wait for a place."""
+        """The number of texts that wait for a place."""
         return sum(job.count_waiting for job in list(self.waiting))
 
     @property
     def count_writing(self) -> int:
-        """How many texts have a place, and somebody who receives them."""
+        """The number of texts that have a place, and somebody who receives them."""
         return sum(row.is_wanted for row in list(self.rows))
 
     @property
     def count_queued(self) -> int:
-        """How many texts count towards a full queue: of each request as many as there are places."""
+        """The number of texts that count towards a full queue: of each request at most as many as there are places."""
         return sum(min(job.count_waiting, self.places) for job in list(self.waiting))
 
     @property
