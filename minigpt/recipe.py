@@ -46,18 +46,20 @@ def recipe_field(
             None if it is meant to compute the same.
     """
     metadata = {"kind": kind, "values": values, "is_axis": is_axis, "difference": difference}
-    metadata |= {} if about is None else {"about": about}
+    if about is not None:
+        metadata["about"] = about
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def differences(opened: object) -> list[str]:
     """Return why a recipe, or a model that was opened by one, is another model than its checkpoint, by its options."""
-    values = [(field, getattr(opened, field.name, field.default)) for field in dataclasses.fields(Recipe)]
-    return [
-        field.metadata["difference"].format(value)
-        for field, value in values
-        if field.metadata.get("difference") and value != field.default
-    ]
+    reasons = []
+    for field in dataclasses.fields(Recipe):
+        difference = field.metadata["difference"]
+        value = getattr(opened, field.name, field.default)
+        if difference and value != field.default:
+            reasons.append(difference.format(value))
+    return reasons
 
 
 class Loaded(NamedTuple):
@@ -147,25 +149,33 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, values = getattr(self, field.name), field.metadata.get("values")
-            if values and field.name != "dtype" and value != field.default:
-                choices.check_option(field.name, value, values)
+            self._check_word(field)
         choices.check_quantize(self.quantize, self.arithmetic)
-        dtype = self.dtype if isinstance(self.dtype, str) else str(self.dtype or "auto").removeprefix("torch.")
-        if dtype != "auto":
-            choices.check_option("dtype", dtype, choices.DTYPE_NAMES)
-        object.__setattr__(self, "dtype", None if dtype == "auto" else dtype)
+        object.__setattr__(self, "dtype", _dtype_word(self.dtype))
         object.__setattr__(self, "sites", tuple(choices.patterns_of(self.sites)))
         if self.memory is not None:
             choices.bytes_of(self.memory)
         choices.check_keep(self.keep)
-        object.__setattr__(self, "keep", tuple(role for role in choices.KEEP if role in self.keep))
-        if self.norm is None:
-            idle = {"sites": self.sites != ("*",), "keep": self.keep != choices.KEEP, "fit": self.fit is not None}
-            if name := next((name for name, is_set in idle.items() if is_set), None):
-                raise ConfigError("is about a norm that is swapped in; give a norm too", argument=name)
+        kept = [role for role in choices.KEEP if role in self.keep]
+        object.__setattr__(self, "keep", tuple(kept))
+        self._check_norm()
+
+    def _check_word(self, field: dataclasses.Field[Any]) -> None:
+        """Check that a value is one of those that its field lists. ``_dtype_word`` does so for the dtype."""
+        values, value = field.metadata["values"], getattr(self, field.name)
+        if not values or field.name == "dtype" or value == field.default:
+            return
+        choices.check_option(field.name, value, values)
+
+    def _check_norm(self) -> None:
+        """Check that no option is about a norm that is not swapped in, and that sites are named once."""
         if isinstance(self.norm, Mapping) and self.sites != ("*",):
             raise ConfigError("must not be given beside a dict of norms, which names its sites", argument="sites")
+        if self.norm is not None:
+            return
+        for name, default in {"sites": ("*",), "keep": choices.KEEP, "fit": None}.items():
+            if getattr(self, name) != default:
+                raise ConfigError("is about a norm that is swapped in; give a norm too", argument=name)
 
     def open(self) -> "tuple[GPT2, Tokenizer | None]":
         """Return the model in eval mode, and the checkpoint's tokenizer, if it has one.
@@ -195,44 +205,73 @@ class Recipe:
 
         place = self.place()
         read = _read_small_files if offload else _read_files
-        checkpoint, tokenizer, generation_fields = read_stable(place, read)
-        if isinstance(checkpoint, str) and not any_architecture:
+        content = read_stable(place, read)
+        if content.checkpoint is None and not any_architecture:
             raise ConfigError(
-                f"{self.source} is a {checkpoint}, and this needs a GPT-2; minigpt parity, study, perplexity and sites "
-                "read other architectures, and transformers writes with them"
+                f"{self.source} is a {content.architecture}, and this needs a GPT-2; minigpt parity, study, perplexity "
+                "and sites read other architectures, and transformers writes with them"
             )
-        if self.fit is not None and tokenizer is None:
+        if self.fit is not None and content.tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
-        if isinstance(checkpoint, str):
-            model, sites = self._opened_by_transformers(place, checkpoint, 0 if offload else self.memory)
+        if content.checkpoint is None:
+            memory = 0 if offload else self.memory
+            model, sites = self._load_with_transformers(place, content.architecture, memory)
         else:
-            model, sites = self._opened_as_ours(checkpoint)
+            model, sites = self._load_ours(content.checkpoint)
         fits: dict[str, Explained] = {}
-        if self.fit is not None and tokenizer is not None:
-            fits = fit_on_text(model, tokenizer, self.fit, sites)
+        if self.fit is not None and content.tokenizer is not None:
+            fits = fit_on_text(model, content.tokenizer, self.fit, sites)
         require_fitted(model)
-        return Loaded(quantize_int8(model) if self.quantize else model, tokenizer, sites, fits, generation_fields)
+        if self.quantize:
+            model = quantize_int8(model)
+        return Loaded(model, content.tokenizer, sites, fits, content.generation_fields)
 
-    def _opened_as_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
+    def _load_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
         """Return the model with the recipe's norms, and the sites at which they stand."""
         from minigpt.checkpoint.pretrained import load_model
         from minigpt.device import resolve_device
         from minigpt.precision import resolve_dtype
         from minigpt.swap import center_writers
 
+        device = self.device
+        if self.quantize and device is None:
+            device = "cpu"
         model = load_model(
-            checkpoint, self._code_for(checkpoint), attention=self.attention, arithmetic=self.arithmetic,
-            device=resolve_device("cpu" if self.quantize and self.device is None else self.device),
-            dtype=resolve_dtype(self.dtype),
+            checkpoint, self.pairs(), attention=self.attention, arithmetic=self.arithmetic,
+            device=resolve_device(device), dtype=resolve_dtype(self.dtype),
         )  # fmt: skip
         if self.center:
             center_writers(model)
-        return model, self._swap_norms(model, checkpoint)
+        return model, self._put_norms(model, checkpoint)
 
-    def _opened_by_transformers(
-        self, place: Path, architecture: str, memory: str | int | None
+    def _put_norms(self, model: "GPT2", checkpoint: "Checkpoint") -> list[str]:
+        """Put the recipe's norms at their sites; return these in the order of the data.
+
+        A norm that the checkpoint already has at a site keeps its trained Parameters.
+        """
+        from minigpt import norms
+        from minigpt.checkpoint.norms import sites_for
+        from minigpt.norms.registry import is_same
+        from minigpt.swap import match_sites, swap_norms
+
+        swapped: set[str] = set()
+        by_site = isinstance(self.norm, Mapping)
+        for pattern, norm in self.pairs():
+            sites = sites_for(norm, match_sites(model, pattern), checkpoint.norms, by_site=by_site)
+            swapped.update(sites)
+            others = []
+            for site in sites:
+                module = model.get_submodule(site)
+                if not is_same(norm, module) and norms.name_of(module) != norms.name_of(norm):
+                    others.append(site)
+            if others:
+                swap_norms(model, norm, others, self.keep)
+        return [site for site in model.site_names() if site in swapped]
+
+    def _load_with_transformers(
+        self, place: Path, architecture: str | None, memory: str | int | None
     ) -> "tuple[Any, list[str]]":
-        """Return transformers' model with the recipe's norms, and their sites."""
+        """Return transformers' model of another architecture with the recipe's norms, and their sites."""
         from minigpt.checkpoint.transformers_model import load_with_transformers
         from minigpt.device import resolve_device
         from minigpt.host import host_of
@@ -247,9 +286,9 @@ class Recipe:
             device=resolve_device(self.device),
             memory=memory,
         )
-        swapped = set[str]()
+        swapped: set[str] = set()
         for pattern, norm in self.pairs():
-            swapped |= {*swap_norms(model, norm, pattern, self.keep)}
+            swapped.update(swap_norms(model, norm, pattern, self.keep))
         host = host_of(model)
         return model, [site for site in host.sites if host.prefix + site in swapped]
 
@@ -259,64 +298,12 @@ class Recipe:
         Raises:
             ConfigError: if one is.
         """
+        if architecture is None:
+            return
         of_gpt2 = {"center": self.center, "quantize": self.quantize, "arithmetic": self.arithmetic != "fast"}
-        name = next((name for name, is_set in of_gpt2.items() if is_set), None)
-        if name is not None and architecture is not None:
-            raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
-
-    def _code_for(self, checkpoint: "Checkpoint") -> "list[tuple[str, NormSpec]]":
-        """Return the recipe's norms if config.json names one that is not registered, whose class they are."""
-        from minigpt.norms import is_registered
-
-        return [] if all(is_registered(norm) for _, norm in checkpoint.norms) else self.pairs()
-
-    def _swap_norms(self, model: "GPT2", checkpoint: "Checkpoint") -> list[str]:
-        """Put the recipe's norms at their sites; return the sites at which they stand, in the order of the data.
-
-        A norm that the checkpoint already has at a site keeps its trained Parameters. A class that config.json names
-        stands at the checkpoint's sites for it, and only there.
-        """
-        from minigpt import norms
-        from minigpt.norms.registry import is_same
-        from minigpt.swap import swap_norms
-        from minigpt.swap.sites import match_sites
-
-        swapped = set[str]()
-        for pattern, norm in self.pairs():
-            sites = match_sites(model, pattern)
-            of_code = self._sites_of_code(checkpoint, sites)
-            if of_code and self._is_code(norm, checkpoint):
-                sites = of_code
-            swapped |= {*sites}
-            present = {site: model.get_submodule(site) for site in sites}
-            others = [
-                site for site, module in present.items()
-                if not is_same(norm, module) and norms.name_of(module) != norms.name_of(norm)
-            ]  # fmt: skip
-            if others:
-                swap_norms(model, norm, others, self.keep)
-        return [site for site in model.site_names() if site in swapped]
-
-    @staticmethod
-    def _sites_of_code(checkpoint: "Checkpoint", sites: Sequence[str]) -> list[str]:
-        """Return those of the sites for which config.json names a norm that is not registered."""
-        from minigpt.checkpoint.norms import norm_at
-        from minigpt.norms import is_registered
-
-        named = {site: norm_at(checkpoint.norms, site) for site in sites}
-        return [site for site, name in named.items() if name is not None and not is_registered(name)]
-
-    def _is_code(self, norm: "NormSpec", checkpoint: "Checkpoint") -> bool:
-        """Return whether a norm is the class of one that config.json names and that is not registered.
-
-        A dict of norms says where each stands, so there the class must have the name that config.json has.
-        """
-        from minigpt.norms import is_registered, name_of
-
-        if is_registered(norm):
-            return False
-        named = {str(name).rpartition(":")[2] for _, name in checkpoint.norms if not is_registered(name)}
-        return not isinstance(self.norm, Mapping) or name_of(norm).rpartition(":")[2] in named
+        for name, is_set in of_gpt2.items():
+            if is_set:
+                raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
 
     def place(self) -> Path:
         """Return the local folder, or file of weights, of ``source``; fetches a repository.
@@ -337,7 +324,9 @@ class Recipe:
 
         if self.norm is None:
             return []
-        return as_pairs(self.norm) if isinstance(self.norm, Mapping | list) else [(at, self.norm) for at in self.sites]
+        if isinstance(self.norm, Mapping | list):
+            return as_pairs(self.norm)
+        return [(pattern, self.norm) for pattern in self.sites]
 
     def fingerprint(self) -> str:
         """Return 16 digits that change with all that decides the model: settings, weights, norms' files, texts.
@@ -345,19 +334,29 @@ class Recipe:
         Raises:
             CheckpointError: if the source cannot be found or fetched.
         """
-        from minigpt.checkpoint.contents import known_files
         from minigpt.norms.foreign.fingerprint import describe
-        from minigpt.norms.foreign.locate import code_files
 
         apart = ("source", "norm", "local_files_only", "revision", "memory")
         settings = {name: str(value) for name, value in vars(self).items() if name not in apart}
-        named = [(pattern, norm if isinstance(norm, str) else describe(norm)) for pattern, norm in self.pairs()]
+        norms = []
+        for pattern, norm in self.pairs():
+            norms.append((pattern, norm if isinstance(norm, str) else describe(norm)))
         try:
-            code = [file for _, norm in self.pairs() for file in code_files(norm)]
-            files = [*known_files(self.place()), *code, *([Path(self.fit)] if self.fit else [])]
-            return hash_json([settings, named, [(file.name, hash_file(file)) for file in files]])
+            hashes = [(file.name, hash_file(file)) for file in self._files()]
         except OSError as error:
             raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from error
+        return hash_json([settings, norms, hashes])
+
+    def _files(self) -> list[Path]:
+        """Return the files that decide the model: its own, those of its norms' code, and the text to fit on."""
+        from minigpt.checkpoint.contents import known_files
+        from minigpt.norms.foreign.locate import code_files
+
+        code: list[Path] = []
+        for _, norm in self.pairs():
+            code += code_files(norm)
+        texts = [Path(self.fit)] if self.fit else []
+        return [*known_files(self.place()), *code, *texts]
 
     def command(self) -> list[str]:
         """Return the words of the shell that open this model, without what is the default.
@@ -369,41 +368,80 @@ class Recipe:
 
         if isinstance(self.norm, Mapping | list):
             raise ConfigError("is a dict of norms, which the command line has no words for", argument="norm")
-        if self.norm is not None and not re.fullmatch(r"[^()<>]+", name_of(self.norm)):
-            raise ConfigError(f"is {name_of(self.norm)}, which the command line has no words for", argument="norm")
-        words = []
+        norm = None if self.norm is None else name_of(self.norm)
+        if norm is not None and not re.fullmatch(r"[^()<>]+", norm):
+            raise ConfigError(f"is {norm}, which the command line has no words for", argument="norm")
+        words: list[str] = []
         for field in dataclasses.fields(self):
-            name, value = "model" if field.name == "source" else field.name, getattr(self, field.name)
-            value = name_of(value) if name == "norm" and value is not None else value
-            if _word(value) == _word(field.default) or name == "local_files_only":
+            value = norm if field.name == "norm" else getattr(self, field.name)
+            if field.name == "local_files_only" or _word(value) == _word(field.default):
                 continue
             if "about" not in field.metadata:
-                raise ConfigError("is no option of the command line", argument=name)
-            name = name.replace("_", "-")
-            words += [f"--{name}"] if value is True else [f"--{name}", _word(value)]
+                raise ConfigError("is no option of the command line", argument=field.name)
+            name = "model" if field.name == "source" else field.name.replace("_", "-")
+            words.append(f"--{name}")
+            if value is not True:
+                words.append(_word(value))
         return words
 
 
-def _read_small_files(files: "Files") -> "tuple[str, Tokenizer | None, dict[str, Any]]":
-    """Return a checkpoint's architecture, and what is in its files of other things than weights."""
+class Content(NamedTuple):
+    """What is in a checkpoint's files.
+
+    Attributes:
+        checkpoint: None of another architecture than GPT-2.
+        architecture: the name of another architecture; None of a GPT-2.
+        tokenizer: None if there is none.
+        generation_fields: of generation_config.json.
+    """
+
+    checkpoint: "Checkpoint | None"
+    architecture: str | None
+    tokenizer: "Tokenizer | None"
+    generation_fields: dict[str, Any]
+
+
+def _read_small_files(files: "Files") -> Content:
+    """Return what is in a checkpoint's files of other things than weights."""
     from minigpt.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-    return files.architecture or "gpt2", tokenizer, files.generation_fields()
+    return Content(None, files.architecture or "gpt2", tokenizer, files.generation_fields())
 
 
-def _read_files(files: "Files") -> "tuple[Checkpoint | str, Tokenizer | None, dict[str, Any]]":
-    """Return what is in a checkpoint's files, each of which is read once; its architecture if that is not GPT-2."""
+def _read_files(files: "Files") -> Content:
+    """Return what is in a checkpoint's files, each of which is read once."""
     from minigpt.checkpoint.read import read_checkpoint
     from minigpt.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-    checkpoint = files.architecture or read_checkpoint(files, tokenizer.id_count if tokenizer else 0)
-    return checkpoint, tokenizer, files.generation_fields()
+    tokenizer, known_ids = None, 0
+    if files.has_tokenizer:
+        tokenizer = Tokenizer.read(files.folder)
+        known_ids = tokenizer.id_count
+    checkpoint = None
+    if files.architecture is None:
+        checkpoint = read_checkpoint(files, known_ids)
+    return Content(checkpoint, files.architecture, tokenizer, files.generation_fields())
+
+
+def _dtype_word(dtype: Any) -> str | None:
+    """Return the name of a dtype; None for the checkpoint's own.
+
+    Raises:
+        ConfigError: if it is none of ``DTYPE_NAMES``.
+    """
+    if dtype is None or dtype == "auto":
+        return None
+    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    choices.check_option("dtype", name, choices.DTYPE_NAMES)
+    return name
 
 
 def _word(value: Any) -> str:
-    return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
+    """Return a value as a word of the shell."""
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    return str(value)
 
 
 # What other libraries call an argument of ``from_pretrained``.
@@ -420,9 +458,12 @@ def check_names(names: Collection[str], known: Collection[str], function: str) -
         ConfigError: if one is unknown; the message says what to use for transformers' names.
     """
     for name in names:
-        if name not in known:
-            instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else f"known are {', '.join(known)}"
-            raise ConfigError(f"is not an argument of {function}; {instead}", argument=name)
+        if name in known:
+            continue
+        instead = f"known are {', '.join(known)}"
+        if name in OTHER_NAMES:
+            instead = f"use {OTHER_NAMES[name]}"
+        raise ConfigError(f"is not an argument of {function}; {instead}", argument=name)
 
 
 RECIPE_OPTIONS = [field.name for field in dataclasses.fields(Recipe) if field.name != "source"]

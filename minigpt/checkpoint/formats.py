@@ -81,15 +81,18 @@ class Format:
         Raises:
             ConfigError: if a field is unknown, or has a value that we cannot honour.
         """
-        if not any(name in fields for name, ours in self.fields.items() if ours != (name,)):
+        own = {name for name, ours in self.fields.items() if ours != (name,)}
+        if own.isdisjoint(fields):
             return GPT2Config.from_dict(fields)
-        if unknown := sorted(fields.keys() - self.fields.keys()):
+        unknown = sorted(fields.keys() - self.fields.keys())
+        if unknown:
             raise ConfigError(f"unknown fields of a {self.name} config: {', '.join(unknown)}")
-        head, embedding = tensors.get("lm_head.weight"), tensors.get("wte.weight")
-        is_tied = head is None or embedding is None or same_values(head, embedding)
-        values = {ours: value for name, value in fields.items() for ours in self.fields[name]}
-        settings: dict[str, Any] = {**self.fixed, "tie_word_embeddings": is_tied, **values}
-        return GPT2Config(**settings, **_vocabulary(values.get("vocab_size")))
+        settings: dict[str, Any] = dict(self.fixed)
+        settings["tie_word_embeddings"] = _is_tied(tensors)
+        for name, value in fields.items():
+            for ours in self.fields[name]:
+                settings[ours] = value
+        return GPT2Config(**settings, **_vocabulary(settings.get("vocab_size")))
 
     def converted(self, source_tensors: Tensors) -> Tensors:
         """Return the tensors under our names and in our layout, without buffers.
@@ -97,22 +100,30 @@ class Format:
         Raises:
             CheckpointError: if parts of one parameter do not fit together.
         """
-        left = {name: tensor for name, tensor in source_tensors.items() if not CAUSAL_MASKS.fullmatch(name)}
+        left: Tensors = {}  # what no parameter has taken
+        for name, tensor in source_tensors.items():
+            if not CAUSAL_MASKS.fullmatch(name):
+                left[name] = tensor
         tensors: Tensors = {}
-        for template, row in self.rows.items():
+        for template, origin in self.rows.items():
             for layer in itertools.count():  # until there is no such tensor
-                name, sources = template.format(i=layer), [source.format(i=layer) for source in row.sources]
-                if not all(source in left for source in sources):
+                sources = [source.format(i=layer) for source in origin.sources]
+                if not left.keys() >= set(sources):
                     break
-                tensors[name] = _joined(name, [row.transform(left.pop(source)) for source in sources])
+                name = template.format(i=layer)
+                parts = [origin.transform(left.pop(source)) for source in sources]
+                tensors[name] = _joined(name, parts)
         return self._with_zero_biases(tensors | left)
 
     def _with_zero_biases(self, tensors: Tensors) -> Tensors:
-        if self.may_lack is None or any(self.may_lack.fullmatch(name) for name in tensors):
+        if self.may_lack is None or any(map(self.may_lack.fullmatch, tensors)):
             return tensors
-        weights = {name.removesuffix("weight") + "bias": tensor for name, tensor in tensors.items()}
-        missing = {name: weight for name, weight in weights.items() if self.may_lack.fullmatch(name)}
-        return tensors | {name: weight.new_zeros(weight.shape[-1]) for name, weight in missing.items()}
+        biases: Tensors = {}
+        for name, weight in tensors.items():
+            bias = name.removesuffix("weight") + "bias"
+            if self.may_lack.fullmatch(bias):
+                biases[bias] = weight.new_zeros(weight.shape[-1])
+        return tensors | biases
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
@@ -120,11 +131,22 @@ def same_values(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
 
 
+def _is_tied(tensors: Tensors) -> bool:
+    """Return True unless the file has a head of other values than the embedding's."""
+    head, embedding = tensors.get("lm_head.weight"), tensors.get("wte.weight")
+    if head is None or embedding is None:
+        return True
+    return same_values(head, embedding)
+
+
 def _joined(name: str, parts: list[Tensor]) -> Tensor:
-    if len({(part.dtype, part.shape[:-1]) for part in parts}) > 1:
+    kinds = {(part.dtype, part.shape[:-1]) for part in parts}
+    if len(kinds) > 1:
         shapes = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in parts)
         raise CheckpointError(f"the parts of {name} do not fit together: they are {shapes}")
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, dim=-1)
 
 
 def _vocabulary(size: Any) -> dict[str, Any]:
@@ -134,29 +156,39 @@ def _vocabulary(size: Any) -> dict[str, Any]:
     """
     if not isinstance(size, int) or not GPT2_VOCABULARY <= size < GPT2_VOCABULARY + 256:
         return {"bos_token_id": None, "eos_token_id": None}
-    return {} if size == GPT2_VOCABULARY else {"used_vocab_size": GPT2_VOCABULARY}
+    if size == GPT2_VOCABULARY:
+        return {}
+    return {"used_vocab_size": GPT2_VOCABULARY}
 
 
 # The book "Build a Large Language Model (From Scratch)": queries, keys and values are three linear layers, (out, in).
 _BLOCK = "trf_blocks.{i}"
-_QKV = [f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value")]
 _BOOK_NORMS = {"h.{i}.ln_1": f"{_BLOCK}.norm1", "h.{i}.ln_2": f"{_BLOCK}.norm2", "ln_f": "final_norm"}
 _BOOK_LINEARS = {"attn.c_proj": "att.out_proj", "mlp.c_fc": "ff.layers.0", "mlp.c_proj": "ff.layers.2"}
+
+
+def _book_rows() -> dict[str, Origin]:
+    rows = {
+        "wte.weight": same("tok_emb.weight"),
+        "wpe.weight": same("pos_emb.weight"),
+        "lm_head.weight": same("out_head.weight"),
+    }
+    for norm, source in _BOOK_NORMS.items():
+        rows[f"{norm}.weight"] = same(f"{source}.scale")
+        rows[f"{norm}.bias"] = same(f"{source}.shift")
+    qkv = [f"{_BLOCK}.att.W_{part}" for part in ("query", "key", "value")]
+    rows["h.{i}.attn.c_attn.weight"] = transposed(*(f"{linear}.weight" for linear in qkv))
+    rows["h.{i}.attn.c_attn.bias"] = same(*(f"{linear}.bias" for linear in qkv))
+    for name, source in _BOOK_LINEARS.items():
+        rows[f"h.{{i}}.{name}.weight"] = transposed(f"{_BLOCK}.{source}.weight")
+        rows[f"h.{{i}}.{name}.bias"] = same(f"{_BLOCK}.{source}.bias")
+    return rows
+
 
 BOOK = Format(
     name="book (trf_blocks)",
     recognises=lambda tensors: "tok_emb.weight" in tensors or "trf_blocks.0.norm1.scale" in tensors,
-    rows={
-        "wte.weight": same("tok_emb.weight"),
-        "wpe.weight": same("pos_emb.weight"),
-        "lm_head.weight": same("out_head.weight"),
-        **{f"{norm}.weight": same(f"{source}.scale") for norm, source in _BOOK_NORMS.items()},
-        **{f"{norm}.bias": same(f"{source}.shift") for norm, source in _BOOK_NORMS.items()},
-        "h.{i}.attn.c_attn.weight": transposed(*(f"{linear}.weight" for linear in _QKV)),
-        "h.{i}.attn.c_attn.bias": same(*(f"{linear}.bias" for linear in _QKV)),
-        **{f"h.{{i}}.{name}.weight": transposed(f"{_BLOCK}.{source}.weight") for name, source in _BOOK_LINEARS.items()},
-        **{f"h.{{i}}.{name}.bias": same(f"{_BLOCK}.{source}.bias") for name, source in _BOOK_LINEARS.items()},
-    },
+    rows=_book_rows(),
     may_lack=re.compile(r"h\.\d+\.attn\.c_attn\.bias"),
     fields={
         "vocab_size": ("vocab_size",),
@@ -184,7 +216,10 @@ NANOGPT = Format(
     rows={f"h.{{i}}.{linear}.weight": transposed(f"h.{{i}}.{linear}.weight") for linear in LINEARS},
     may_lack=re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|ln_1|ln_2|ln_f)\.bias"),
     fields={
-        **{name: (name,) for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+        "vocab_size": ("vocab_size",),
+        "n_layer": ("n_layer",),
+        "n_head": ("n_head",),
+        "n_embd": ("n_embd",),
         "block_size": ("n_positions",),
         "dropout": DROPOUTS,
         "bias": (),
@@ -201,4 +236,7 @@ FORMATS = [BOOK, NANOGPT, HUGGING_FACE]  # the first that recognises the tensors
 
 def recognise(tensors: Tensors) -> Format:
     """Return the family that the tensors belong to; Hugging Face if no other recognises them."""
-    return next(form for form in FORMATS if form.recognises(tensors))
+    for form in FORMATS:
+        if form.recognises(tensors):
+            return form
+    return HUGGING_FACE

@@ -5,6 +5,7 @@ as a plain GPT-2. The field ``norm`` then names its norms: one name, or pairs [p
 deciding. A name that is not registered means code. A file never makes code run, so the caller has to name it too.
 """
 
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -31,28 +32,36 @@ Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, o
 # vanish beside it.
 FROZEN_EPS = 2.0**40
 PLAIN_CALIBRATION = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
+NORM_WEIGHT = re.compile(r"(.*\.)?(ln_1|ln_2|ln_f)\.weight")
 PLAIN_FORM: Pairs = [("*", "frozen")]  # the norms of such a checkpoint
 
 
 def norm_fields(model: GPT2) -> dict[str, Any]:
     """Return the fields of config.json that name the model's norms; none if all are LayerNorm."""
-    modules = {site: unwrapped(norm) for site, norm in model.norm_modules().items()}
-    pairs = [[site, norms.name_of(norm)] for site, norm in modules.items() if not _is_layer_norm(norm)]
+    sites = model.site_names()
+    pairs = []
+    for site, norm in model.norm_modules().items():
+        norm = unwrapped(norm)
+        if not _is_layer_norm(norm):
+            pairs.append([site, norms.name_of(norm)])
     if not pairs:
         return {}
-    is_one = len(pairs) == len(modules) and len({name for _, name in pairs}) == 1
+    names = {name for _, name in pairs}
+    is_one = len(pairs) == len(sites) and len(names) == 1
     return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
 
 
 def described_norms(model: nn.Module) -> str:
-    """Return the names of the norms that stand in a model: "rms", or "fused, rms at ln_f" for several."""
-    names = {site: norms.name_of(unwrapped(norm)) for site, norm in host_of(model).norms().items()}
-    most = max(names.values(), key=list(names.values()).count)
-    others: dict[str, list[str]] = {}
-    for site, name in names.items():
+    """Return the names of the norms of a model: "rms", or "fused, rms at ln_f" for several."""
+    sites_of: dict[str, list[str]] = {}
+    for site, norm in host_of(model).norms().items():
+        sites_of.setdefault(norms.name_of(unwrapped(norm)), []).append(site)
+    most = max(sites_of, key=lambda name: len(sites_of[name]))
+    parts = [most]
+    for name, sites in sites_of.items():
         if name != most:
-            others.setdefault(name, []).append(site)
-    return ", ".join([most, *(f"{name} at {listing(sites)}" for name, sites in others.items())])
+            parts.append(f"{name} at {listing(sites)}")
+    return ", ".join(parts)
 
 
 def split_norms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Pairs]:
@@ -84,7 +93,42 @@ def as_pairs(norm: Any) -> Pairs:
 
 def norm_at(pairs: Pairs, site: str) -> norms.NormSpec | None:
     """Return the norm of the last pattern that matches ``site``; None if there is none."""
-    return next((norm for pattern, norm in reversed(pairs) if fnmatchcase(site, pattern)), None)
+    for pattern, norm in reversed(pairs):
+        if fnmatchcase(site, pattern):
+            return norm
+    return None
+
+
+def sites_for(norm: norms.NormSpec, sites: list[str], named: Pairs, *, by_site: bool) -> list[str]:
+    """Return those of the sites at which a caller's norm belongs.
+
+    A config.json may name a norm that is not registered, which is code. The class that the caller gives for it belongs
+    where config.json names code, and only there. Any other norm belongs at all of the sites.
+
+    Args:
+        sites: those that the caller asks for.
+        named: the norms that config.json names, by patterns of sites.
+        by_site: whether the caller says for each of several norms where it belongs. The class for the code is then the
+            one with its name. A single class may have another name by now.
+    """
+    if norms.is_registered(norm):
+        return sites
+    code = [site for site in sites if _is_code(norm_at(named, site))]
+    if not code:
+        return sites
+    if by_site:
+        names = {_class_name(name) for _, name in named if _is_code(name)}
+        if _class_name(norms.name_of(norm)) not in names:
+            return sites
+    return code
+
+
+def _is_code(norm: norms.NormSpec | None) -> bool:
+    return norm is not None and not norms.is_registered(norm)
+
+
+def _class_name(norm: object) -> str:
+    return str(norm).rpartition(":")[2]
 
 
 def require_registered(norm: Any) -> None:
@@ -103,12 +147,15 @@ def require_registered(norm: Any) -> None:
 
 def sites_with_other_eps(model: GPT2) -> dict[str, list[float]]:
     """Return the sites of registered norms whose eps is not the config's, which config.json has no field for."""
-    return {
-        site: eps
-        for site, norm in model.norm_modules().items()
-        if (_is_layer_norm(unwrapped(norm)) or norms.is_registered(norms.name_of(unwrapped(norm))))
-        and (eps := other_eps(norm, model.config.layer_norm_epsilon))
-    }
+    sites = {}
+    for site, norm in model.norm_modules().items():
+        plain = unwrapped(norm)
+        if not (_is_layer_norm(plain) or norms.is_registered(norms.name_of(plain))):
+            continue
+        eps = other_eps(norm, model.config.layer_norm_epsilon)
+        if eps:
+            sites[site] = eps
+    return sites
 
 
 def _is_layer_norm(norm: nn.Module) -> bool:
@@ -125,8 +172,9 @@ def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
     """Return the tensors of a plain form as those of frozen norms that divide by 1."""
     plain = dict(tensors)
     for name, weight in tensors.items():
-        site, _, parameter = name.rpartition(".")
-        if parameter == "weight" and site.rpartition(".")[2] in ("ln_1", "ln_2", "ln_f"):
-            plain[name] = weight / eps**0.5
-            plain[f"{site}.calibration"] = torch.tensor(PLAIN_CALIBRATION, dtype=weight.dtype)
+        if not NORM_WEIGHT.fullmatch(name):
+            continue
+        plain[name] = weight / eps**0.5
+        site = name.removesuffix(".weight")
+        plain[f"{site}.calibration"] = torch.tensor(PLAIN_CALIBRATION, dtype=weight.dtype)
     return plain
