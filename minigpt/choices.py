@@ -41,10 +41,14 @@ def check_keep(keep: Collection[str]) -> None:
     Raises:
         NormError: if it is not.
     """
-    is_several = isinstance(keep, Collection) and not isinstance(keep, str | bytes)
-    if not is_several or not set(keep) <= set(KEEP):
-        shown = ",".join(map(str, keep)) if is_several else repr(keep)
-        raise NormError(f"must have none, one or both of scale and shift, got {shown:.100}", argument="keep")
+    if not isinstance(keep, Collection) or isinstance(keep, str | bytes):
+        raise _bad_keep(repr(keep))
+    if not set(keep) <= set(KEEP):
+        raise _bad_keep(",".join(map(str, keep)))
+
+
+def _bad_keep(shown: str) -> NormError:
+    return NormError(f"must have none, one or both of scale and shift, got {shown:.100}", argument="keep")
 
 
 def bytes_of(memory: str | int) -> int:
@@ -70,7 +74,9 @@ def patterns_of(sites: str | Iterable[str]) -> list[str]:
     Raises:
         NormError: if there is none.
     """
-    patterns = [sites] if isinstance(sites, str) else list(sites)
+    if isinstance(sites, str):
+        return [sites]
+    patterns = list(sites)
     if not patterns:
         raise NormError('sites is empty; give at least one pattern, e.g. "*" for all norm sites')
     return patterns
@@ -78,7 +84,4 @@ def patterns_of(sites: str | Iterable[str]) -> list[str]:
 
 def words_of(text: str) -> list[str]:
     """Return the words between the commas of a text, without the spaces around them."""
-    words = []
-    for word in text.split(","):
-        words.append(word.strip())
-    return words
+    return [word.strip() for word in text.split(",")]

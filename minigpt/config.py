@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, get_args
 from minigpt.errors import ConfigError
 from minigpt.files import as_path, read_object
 
+GPT2_TYPE = "gpt2"  # the model_type of a plain GPT-2
+MINIGPT_TYPE = "minigpt-gpt2"  # of one whose norms are not all LayerNorm, or that names its arithmetic
+GPT2_TYPES = (GPT2_TYPE, MINIGPT_TYPE)
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
 # Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.
@@ -56,17 +59,27 @@ def field_with(default: Any, rule: FieldRule) -> Any:
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
-SIZE = FieldRule(lambda size: type(size) is int and 0 < size < 2**31, "a whole number above 0 and below 2^31")
-ID = FieldRule(lambda id: type(id) is int and -(2**31) <= id < 2**31, "a token id of 32 bits")  # some write -1 for none
-ID_OR_IDS = FieldRule(
-    lambda ids: all(map(ID.fits, ids if isinstance(ids, tuple) else [ids])), f"{ID.words}, or a list of them"
-)
-FRACTION = FieldRule(lambda share: type(share) in (int, float) and 0 <= share <= 1, "within [0, 1]")
-AMOUNT = FieldRule(
-    lambda amount: type(amount) in (int, float) and 0 <= amount <= sys.float_info.max, "a float, 0 or more"
-)
-BOOLEAN = FieldRule(lambda flag: isinstance(flag, bool), "true or false")
-ACTIVATION = FieldRule(lambda name: name in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
+def _is_id(value: Any) -> bool:
+    return type(value) is int and -(2**31) <= value < 2**31  # some write -1 for none
+
+
+def _is_id_or_ids(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_id, value))
+    return _is_id(value)
+
+
+def _is_number(value: Any, most: float) -> bool:
+    return type(value) in (int, float) and 0 <= value <= most
+
+
+SIZE = FieldRule(lambda value: type(value) is int and 0 < value < 2**31, "a whole number above 0 and below 2^31")
+ID = FieldRule(_is_id, "a token id of 32 bits")
+ID_OR_IDS = FieldRule(_is_id_or_ids, f"{ID.words}, or a list of them")
+FRACTION = FieldRule(lambda value: _is_number(value, most=1), "within [0, 1]")
+AMOUNT = FieldRule(lambda value: _is_number(value, most=sys.float_info.max), "a float, 0 or more")
+BOOLEAN = FieldRule(lambda value: isinstance(value, bool), "true or false")
+ACTIVATION = FieldRule(lambda value: value in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,13 +119,11 @@ class GPT2Config:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
         for field in dataclasses.fields(self):
-            value, rule = getattr(self, field.name), field.metadata["rule"]
-            or_null = type(None) in get_args(field.type)
-            if not (rule.fits(value) or (or_null and value is None)):
-                raise ConfigError(f"{field.name} must be {rule.words}{', or null' * or_null}, got {value!r:.200}")
+            _check_field(field, getattr(self, field.name))
         for name in ("layer_norm_epsilon", "initializer_range"):
             object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
-        if (used := self.used_vocab_size) is not None and used > self.vocab_size:
+        used = self.used_vocab_size
+        if used is not None and used > self.vocab_size:
             raise ConfigError(f"used_vocab_size must be at most vocab_size={self.vocab_size}, got {used}")
         if self.n_embd % self.n_head:
             raise ConfigError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
@@ -125,14 +136,18 @@ class GPT2Config:
     @property
     def inner_size(self) -> int:
         """Return the width of the MLP's hidden layer."""
-        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+        if self.n_inner is None:
+            return 4 * self.n_embd
+        return self.n_inner
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return every id that ends a text."""
         if self.eos_token_id is None:
             return ()
-        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
+        if isinstance(self.eos_token_id, tuple):
+            return self.eos_token_id
+        return (self.eos_token_id,)
 
     @classmethod
     def preset(cls, name: str) -> "GPT2Config":
@@ -166,28 +181,28 @@ class GPT2Config:
         Raises:
             ConfigError: if a field has a value that would make another model, or its name is unknown.
         """
-        if (kind := fields.get("model_type", "gpt2")) != "gpt2":
-            way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
-            raise ConfigError(f'model_type must be "gpt2", got {kind!r}' + way_out * (kind == "minigpt-gpt2"))
-        if other := [name for name, value in fields.items() if value and OTHER_NETWORKS.fullmatch(name)]:
-            raise ConfigError(f"{other[0]}={fields[other[0]]!r:.200} is of another network than GPT-2; it must be null")
+        kind = fields.get("model_type", GPT2_TYPE)
+        if kind != GPT2_TYPE:
+            way_out = ""
+            if kind == MINIGPT_TYPE:
+                way_out = "; AutoModelForCausalLM reads it, with its norms and arithmetic, after minigpt.hf.register()"
+            raise ConfigError(f'model_type must be "gpt2", got {kind!r}{way_out}')
+        for name, value in fields.items():
+            if value and OTHER_NETWORKS.fullmatch(name):
+                raise ConfigError(f"{name}={value!r:.200} is of another network than GPT-2; it must be null")
+        known = _without_aliases(fields)
         names = {field.name for field in dataclasses.fields(cls)}
-        known = {name: value for name, value in fields.items() if name not in _ALIASES}
-        for alias, name in _ALIASES.items():  # n_ctx may contradict n_positions: transformers does not read it
-            if alias in fields and known.setdefault(name, fields[alias]) != fields[alias] and alias != "n_ctx":
-                raise ConfigError(
-                    f"{alias}={fields[alias]!r:.200} contradicts {name}={known[name]!r:.200}; they are one field"
-                )
-        others = known.keys() - names - {"model_type"}
-        if unknown := [
-            name for name in sorted(others) if not (OTHER_NETWORKS.fullmatch(name) or _WITHOUT_EFFECT.fullmatch(name))
-        ]:
+        unknown = []
+        for name in sorted(known.keys() - names - {"model_type"}):
+            if not (OTHER_NETWORKS.fullmatch(name) or _WITHOUT_EFFECT.fullmatch(name)):
+                unknown.append(name)
+        if unknown:
             raise ConfigError(f"unknown config fields: {', '.join(unknown)}; remove those that do not change the model")
         return cls(**{name: value for name, value in known.items() if name in names})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a ``config.json`` that transformers reads as this same model."""
-        fields = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **dataclasses.asdict(self)}
+        fields = {"model_type": GPT2_TYPE, "architectures": ["GPT2LMHeadModel"], **dataclasses.asdict(self)}
         if isinstance(self.eos_token_id, tuple):
             fields["eos_token_id"] = list(self.eos_token_id)
         if self.used_vocab_size is None:  # transformers does not know it
@@ -195,12 +210,49 @@ class GPT2Config:
         return fields
 
 
+def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
+    """Check a value by the rule of its field.
+
+    Raises:
+        ConfigError: if it breaks the rule.
+    """
+    rule: FieldRule = field.metadata["rule"]
+    may_be_null = type(None) in get_args(field.type)
+    if rule.fits(value) or (may_be_null and value is None):
+        return
+    words = rule.words
+    if may_be_null:
+        words += ", or null"
+    raise ConfigError(f"{field.name} must be {words}, got {value!r:.200}")
+
+
+def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config.json under one name each.
+
+    Raises:
+        ConfigError: if two names of one field have different values.
+    """
+    known = {name: value for name, value in fields.items() if name not in _ALIASES}
+    for alias, name in _ALIASES.items():
+        if alias not in fields:
+            continue
+        value = known.setdefault(name, fields[alias])
+        if value != fields[alias] and alias != "n_ctx":  # transformers does not read n_ctx, which may contradict
+            raise ConfigError(f"{alias}={fields[alias]!r:.200} contradicts {name}={value!r:.200}; they are one field")
+    return known
+
+
 def site_names(n_layer: int) -> list[str]:
     """Return the names of a GPT-2's norms in the order of the data: h.0.ln_1, h.0.ln_2, ..., ln_f."""
-    return [f"h.{i}.{norm}" for i in range(n_layer) for norm in ("ln_1", "ln_2")] + ["ln_f"]
+    names = []
+    for layer in range(n_layer):
+        names += [f"h.{layer}.ln_1", f"h.{layer}.ln_2"]
+    return [*names, "ln_f"]
 
 
 def presets_folder() -> Path:
     """Return the folder of presets: inside an installed package, beside it in a checkout."""
     installed = Path(__file__).parent / "configs"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+    if installed.is_dir():
+        return installed
+    return Path(__file__).parents[1] / "configs"

@@ -17,8 +17,10 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
     Raises:
         ConfigError: if the name is unknown, or that device is not on this machine.
     """
+    if device is None and torch.cuda.is_available():
+        return torch.device("cuda")
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -26,7 +28,9 @@ def resolve_device(device: str | int | torch.device | None) -> torch.device:
     if resolved.type in ("cpu", "meta"):
         return resolved
     backend: Any = getattr(torch, resolved.type, None)
-    count = backend.device_count() if backend is not None and backend.is_available() else 0
+    count = 0
+    if backend is not None and backend.is_available():
+        count = backend.device_count()
     if (resolved.index or 0) >= count:
         raise ConfigError(
             f"device {str(device)!r} is not on this machine, where PyTorch sees {count}; use --device cpu"

@@ -22,13 +22,21 @@ class MiniGPTError(ValueError):
 
     def __init__(self, message: str = "", *, argument: str | None = None) -> None:
         line = " ".join(message.splitlines())
-        self.message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        self.message = "".join(map(_printable, line))
         self.argument = argument
-        super().__init__(self.message if argument is None else f"{argument} {self.message}")
+        super().__init__(self.spelled(str))
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """Return the text with the argument as ``spell`` writes its name, e.g. as an option of the command line."""
-        return self.message if self.argument is None else f"{spell(self.argument)} {self.message}"
+        if self.argument is None:
+            return self.message
+        return f"{spell(self.argument)} {self.message}"
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 class ConfigError(MiniGPTError):
@@ -49,17 +57,25 @@ class GenerationError(MiniGPTError):
 
 def is_about_memory(error: BaseException) -> bool:
     """Return True if an error says that there is not enough memory. PyTorch has a class for a GPU's only."""
-    return isinstance(error, MemoryError) or bool(re.search("out of memory|an(no)?'?t allocate memory", str(error)))
+    if isinstance(error, MemoryError):
+        return True
+    return re.search("out of memory|an(no)?'?t allocate memory", str(error)) is not None
 
 
 def listing(names: Iterable[str]) -> str:
     """Return names for a message: "a, b and 3 more"."""
-    shown = (name[:96] for name in names)
-    names = sorted(name if name.isprintable() else repr(name) for name in shown)  # a damaged file's may not be
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    shown = []
+    for name in names:
+        name = name[:96]
+        shown.append(name if name.isprintable() else repr(name))  # a damaged file's may not be
+    shown.sort()
+    text = ", ".join(shown[:MOST_NAMES])
+    if len(shown) > MOST_NAMES:
+        text += f" and {len(shown) - MOST_NAMES} more"
+    return text
 
 
 def kind_of(thing: object) -> str:
     """Return "transformers's GPT2Config" for a message: the bare name may be the same as ours."""
-    return f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
+    package, _, _ = type(thing).__module__.partition(".")
+    return f"{package}'s {type(thing).__name__}"

@@ -79,7 +79,9 @@ def finite(value: Any, instead: Callable[[float], Any] = lambda number: None) ->
         return {key: finite(item, instead) for key, item in value.items()}
     if isinstance(value, list):
         return [finite(item, instead) for item in value]
-    return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return instead(value)
+    return value
 
 
 def read_text(file: Path, kind: type[MiniGPTError] = MiniGPTError) -> str:
@@ -107,7 +109,8 @@ def not_utf8(what: object, error: UnicodeDecodeError) -> str:
 
 def hash_json(value: Any) -> str:
     """Return 16 hexadecimal digits that stand for a value of JSON's types; other types count as their ``str``."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def hash_file(path: str | Path) -> str:
@@ -133,8 +136,10 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     Raises:
         OSError: if it cannot be written. The old content stays.
     """
+    if isinstance(content, str):
+        content = content.encode()
     with replaced(path) as new:
-        new.write_bytes(content.encode() if isinstance(content, str) else content)
+        new.write_bytes(content)
 
 
 @contextlib.contextmanager
@@ -182,10 +187,15 @@ def temporary(folder: Path, name: str, make: Callable[[Path], None] = Path.touch
         yield new
 
 
+def is_temporary(file_name: str, name: str) -> bool:
+    """Return True for the name of a temporary file, or folder, that ``temporary`` made for ``name``."""
+    return file_name.startswith(f".{name}.") and file_name.endswith(PARTIAL)
+
+
 def remove_left(folder: Path, name: str) -> None:
     """Remove the temporary files of this name that killed processes have left: those that nobody holds a lock on."""
     for path in folder.iterdir():
-        if path.name.startswith(f".{name}.") and path.suffix == PARTIAL:
+        if is_temporary(path.name, name):
             with contextlib.suppress(OSError), locked(path):
                 remove(path)
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from minigpt.config import GPT2_TYPES
 from minigpt.norms.record import ATTRIBUTE, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import device_of, is_sharded, plain_copy, values_of
@@ -29,7 +30,6 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
 MOST_WINDOW = 2048  # tokens of a text that another architecture reads at once: logits of a large vocabulary take 1 GB
-GPT2_TYPES = ("gpt2", "minigpt-gpt2")  # whose sites have no prefix in the judge
 MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
 OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)

@@ -62,11 +62,15 @@ def settle_memory() -> None:
 
 def software(*packages: str) -> dict[str, Any]:
     """Return the versions of Python, minigpt, torch and these packages; None for one that is not installed."""
-    common = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
-    return common | {name: version(name) if find_spec(name) else None for name in packages}
+    versions = {"python": platform.python_version(), "minigpt": __version__, "torch": torch.__version__}
+    for name in packages:
+        versions[name] = version(name) if find_spec(name) else None
+    return versions
 
 
 def versions(device: torch.device) -> dict[str, Any]:
     """Return the versions, the hardware and the threads of a verdict."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-    return software("transformers") | {"hardware": name, "threads": torch.get_num_threads()}
+    hardware = processor_name()
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+    return software("transformers") | {"hardware": hardware, "threads": torch.get_num_threads()}

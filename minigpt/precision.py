@@ -22,7 +22,9 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is not None and dtype not in DTYPES.values():
         check_option("dtype", dtype, DTYPE_NAMES)
-    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+    if isinstance(dtype, str):
+        return DTYPES[dtype]
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -44,7 +46,9 @@ def product_precision() -> tuple[str | None, ...]:
 def set_product_precision(precisions: tuple[str | None, ...]) -> None:
     """Restore what ``product_precision`` returned."""
     older, *newer = precisions
-    torch.set_float32_matmul_precision(older or ("high" if newer[0] == "tf32" else "highest"))
+    if older is None:
+        older = "high" if newer[0] == "tf32" else "highest"
+    torch.set_float32_matmul_precision(older)
     for backend, precision in zip(_PRODUCTS, newer, strict=True):
         backend.fp32_precision = precision
 

@@ -44,9 +44,11 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
         self.backend = backend
-        has_end = backend.token_to_id(END_OF_TEXT) is not None
-        defaults: dict[str, Any] = dict.fromkeys(TOKEN_NAMES if has_end else (), END_OF_TEXT)
-        self.settings = defaults if settings is None else settings
+        self.settings: dict[str, Any] = {}
+        if settings is not None:
+            self.settings = settings
+        elif backend.token_to_id(END_OF_TEXT) is not None:
+            self.settings = dict.fromkeys(TOKEN_NAMES, END_OF_TEXT)
 
     @classmethod
     def from_pretrained(
@@ -80,12 +82,15 @@ class Tokenizer:
             if any(folder.glob("*.model")):
                 reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
             raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}") from error
-        if tokenizer._is_byte_level and any(tokenizer.backend.token_to_id(byte) is None for byte in _BYTE_OF):
+        if tokenizer._is_byte_level and tokenizer._lacks_bytes():
             raise CheckpointError(
                 f"the tokenizer in {folder} is byte-level, and lacks some of the 256 bytes; if it is of another kind, "
                 "its tokenizer_config.json must name a tokenizer_class"
             )
         return tokenizer
+
+    def _lacks_bytes(self) -> bool:
+        return any(self.backend.token_to_id(character) is None for character in _BYTE_OF)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text. A special token's spelling in it is that token, as in transformers.
@@ -103,11 +108,14 @@ class Tokenizer:
         except (TypeError, UnicodeError) as error:
             raise GenerationError(f"text must be a string of valid Unicode, got {text!r:.200}") from error
         except Exception as error:
-            reason = str(error)
-            if isinstance(self.backend.model, models.WordLevel):  # of characters, whose error does not name them
-                unknown = {*text}.difference(self.backend.get_vocab())
-                reason = f"it has no token for {listing(map(repr, unknown))}"
-            raise GenerationError(f"the tokenizer cannot read {text!r:.200}: {reason}") from error
+            raise GenerationError(f"the tokenizer cannot read {text!r:.200}: {self._reason(error, text)}") from error
+
+    def _reason(self, error: Exception, text: str) -> str:
+        """Return why a text cannot be read. The error of a tokenizer of characters does not name them."""
+        if not isinstance(self.backend.model, models.WordLevel):
+            return str(error)
+        unknown = set(text).difference(self.backend.get_vocab())
+        return f"it has no token for {listing(map(repr, unknown))}"
 
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without turning it into ids.
@@ -126,8 +134,9 @@ class Tokenizer:
         Raises:
             GenerationError: if an id is outside the vocabulary.
         """
-        special = {token_id for token_id, token in self._added.items() if token.special and skip_special_tokens}
-        kept = [token_id for token_id in map(int, ids) if token_id not in special]
+        kept = [int(token_id) for token_id in ids]
+        if skip_special_tokens:
+            kept = [token_id for token_id in kept if not self._is_special(token_id)]
         data = self.decode_bytes(kept)  # which also checks the ids
         if self._is_byte_level:
             return data.decode("utf-8", errors="replace")
@@ -148,7 +157,8 @@ class Tokenizer:
     @property
     def kind(self) -> str:
         """The kind of its vocabulary, e.g. "byte-level BPE" or "WordPiece"."""
-        return "byte-level " * self._is_byte_level + type(self.backend.model).__name__
+        kind = type(self.backend.model).__name__
+        return f"byte-level {kind}" if self._is_byte_level else kind
 
     @property
     def vocab_size(self) -> int:
@@ -173,7 +183,9 @@ class Tokenizer:
     @property
     def end_of_text_id(self) -> int | None:
         """The id that separates texts: ``eos_token_id``, or that of ``<|endoftext|>``; None without either."""
-        return self.backend.token_to_id(END_OF_TEXT) if self.eos_token_id is None else self.eos_token_id
+        if self.eos_token_id is not None:
+            return self.eos_token_id
+        return self.backend.token_to_id(END_OF_TEXT)
 
     def save(self, directory: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them, into an existing folder.
@@ -188,22 +200,39 @@ class Tokenizer:
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].content.encode()
-        token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
-        if token is None and 0 <= token_id < self.id_count:
-            return b""  # a gap of the vocabulary, which has no text in transformers either
+        token = self._token(token_id)
         if token is None:
-            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.id_count} ids")
-        if self._is_byte_level and all(
-            character in _BYTE_OF for character in token
-        ):  # else a plain text somebody added
+            return b""
+        if self._is_byte_level and all(character in _BYTE_OF for character in token):
             return bytes(_BYTE_OF[character] for character in token)
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):  # SentencePiece's
+        # What follows is of another kind, or a plain text that somebody added.
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", token)  # SentencePiece's
+        if byte is not None:
             return bytes.fromhex(byte[1])
-        return self.backend.decode([self._anchor, token_id]).removeprefix(self.backend.decode([self._anchor])).encode()
+        before = self.backend.decode([self._anchor])
+        return self.backend.decode([self._anchor, token_id]).removeprefix(before).encode()
+
+    def _token(self, token_id: int) -> str | None:
+        """Return the token of an id; None of a gap in the vocabulary, which has no text in transformers either.
+
+        Raises:
+            GenerationError: if the id is outside the vocabulary.
+        """
+        token = None
+        if 0 <= token_id < 2**32:
+            token = self.backend.id_to_token(token_id)
+        if token is None and not 0 <= token_id < self.id_count:
+            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.id_count} ids")
+        return token
+
+    def _is_special(self, token_id: int) -> bool:
+        return token_id in self._added and self._added[token_id].special
 
     def _id_of(self, name: str) -> int | None:
         token = _content(self.settings.get(name))
-        return None if token is None else self.backend.token_to_id(token)
+        if token is None:
+            return None
+        return self.backend.token_to_id(token)
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -230,8 +259,10 @@ class Tokenizer:
     @cached_property
     def _anchor(self) -> int:
         """A token with a text of its own. After it, the decoder writes a token as it does inside a text."""
-        ids = (i for i in range(self.id_count) if i not in self._added and self.backend.decode([i]).strip())
-        return next(ids, 0)
+        for token_id in range(self.id_count):
+            if token_id not in self._added and self.backend.decode([token_id]).strip():
+                return token_id
+        return 0
 
     @cached_property
     def _added(self) -> dict[int, AddedToken]:
@@ -243,7 +274,8 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     fields = fields_of(folder / "tokenizer_config.json")
     if (folder / "chat_template.jinja").is_file():
         fields["chat_template"] = read_text(folder / "chat_template.jinja", CheckpointError)
-    if backend := _plain(folder, fields):
+    backend = _plain(folder, fields)
+    if backend is not None:
         if fields.get("tokenizer_class") in GPT2_CLASSES:
             fields = dict.fromkeys(TOKEN_NAMES, END_OF_TEXT) | fields
     elif (folder / "meta.pkl").is_file():
@@ -260,17 +292,28 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
     """Return the backend of tokenizer.json; None without one, or if the files beside it say more than it does."""
-    replaced = ["special_tokens_map.json"] if fields.get("added_tokens_decoder") else []  # by that field
-    more = {"added_tokens.json", "special_tokens_map.json"}.difference(replaced)
+    more = ["added_tokens.json", "special_tokens_map.json"]
+    if fields.get("added_tokens_decoder"):  # which replaces the latter
+        more.remove("special_tokens_map.json")
     has_more = any((folder / name).exists() for name in more)
-    if not (folder / "tokenizer.json").is_file() or has_more or fields.get("tokenizer_class") not in PLAIN_CLASSES:
+    is_plain = fields.get("tokenizer_class") in PLAIN_CLASSES
+    if has_more or not is_plain or not (folder / "tokenizer.json").is_file():
         return None
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    named = [value for name, value in fields.items() if name.endswith("_token")]
-    named += [*(fields.get("extra_special_tokens") or ()), *(fields.get("additional_special_tokens") or ())]
-    named += (fields.get("added_tokens_decoder") or {}).values()
-    texts = [text for text in map(_content, named) if isinstance(text, str)]
-    return backend if all(backend.token_to_id(text) is not None for text in texts) else None
+    for token in _named_tokens(fields):
+        text = _content(token)
+        if isinstance(text, str) and backend.token_to_id(text) is None:
+            return None
+    return backend
+
+
+def _named_tokens(fields: dict[str, Any]) -> list[Any]:
+    """Return the tokens that tokenizer_config.json names."""
+    tokens = [value for name, value in fields.items() if name.endswith("_token")]
+    tokens += fields.get("extra_special_tokens") or ()
+    tokens += fields.get("additional_special_tokens") or ()
+    tokens += (fields.get("added_tokens_decoder") or {}).values()
+    return tokens
 
 
 def _of_characters(file: Path) -> tokenizers.Tokenizer:
@@ -281,13 +324,21 @@ def _of_characters(file: Path) -> tokenizers.Tokenizer:
     """
     with file.open("rb") as stream:
         meta = _PlainUnpickler(stream).load()
-    vocabulary = meta.get("stoi") if isinstance(meta, dict) else None
-    if not vocabulary or not all(isinstance(c, str) and len(c) == 1 and type(i) is int for c, i in vocabulary.items()):
+    vocabulary = None
+    if isinstance(meta, dict):
+        vocabulary = meta.get("stoi")
+    if not vocabulary or not all(map(_is_character, vocabulary.items())):
         raise ValueError(f"{file.name} must have a dict 'stoi' from characters to ids")
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return backend
+
+
+def _is_character(entry: tuple[Any, Any]) -> bool:
+    """Return True for a character and its id."""
+    character, token_id = entry
+    return isinstance(character, str) and len(character) == 1 and type(token_id) is int
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -310,7 +361,9 @@ def _of_transformers(folder: Path) -> Any:
 
 def _content(token: Any) -> Any:
     """Return the text of a token as JSON has it: the text itself, or an object."""
-    return token.get("content") if isinstance(token, dict) else token
+    if isinstance(token, dict):
+        return token.get("content")
+    return token
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -318,9 +371,14 @@ def _byte_alphabet() -> dict[str, int]:
 
     A printable byte represents itself. The others follow from U+0100 on, in order (GPT-2's encoder does the same).
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable: set[int] = set()
+    for first, last in ("!~", "¡¬", "®ÿ"):
+        printable.update(range(ord(first), ord(last) + 1))
+    alphabet = {chr(byte): byte for byte in sorted(printable)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    for number, byte in enumerate(others):
+        alphabet[chr(256 + number)] = byte
+    return alphabet
 
 
 _BYTE_OF = _byte_alphabet()

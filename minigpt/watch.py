@@ -19,23 +19,60 @@ def _working_directory() -> str | None:
     return None
 
 
+def _deterministic_mode() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic_mode(mode: tuple[bool, bool]) -> None:
+    is_on, warns_only = mode
+    torch.use_deterministic_algorithms(is_on, warn_only=warns_only)
+
+
+def _autocast() -> tuple[bool, bool]:
+    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+
+def _set_autocast(is_on: tuple[bool, bool]) -> None:
+    on_cpu, on_cuda = is_on
+    torch.set_autocast_enabled("cpu", on_cpu)
+    torch.set_autocast_enabled("cuda", on_cuda)
+
+
+def _set_working_directory(place: str | None) -> None:
+    if place is not None:
+        os.chdir(place)
+
+
 PROCESS_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {  # how to read and to restore each
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the default device": (torch.get_default_device, torch.set_default_device),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "deterministic mode": (
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
-    ),
+    "deterministic mode": (_deterministic_mode, _set_deterministic_mode),
     "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "autocast": (
-        lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-        lambda on: [torch.set_autocast_enabled(*pair) for pair in zip(("cpu", "cuda"), on, strict=True)],
-    ),
+    "autocast": (_autocast, _set_autocast),
     "the precision of float32 products": (product_precision, set_product_precision),
-    "the working directory": (_working_directory, lambda place: place and os.chdir(place)),
+    "the working directory": (_working_directory, _set_working_directory),
     "the seed of PyTorch's random numbers": (torch.initial_seed, lambda _: None),  # restored with their state
 }
+
+
+class _Generators:
+    """The states of the process's random number generators."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self.cuda: list[torch.Tensor] | None = None
+        if torch.cuda.is_initialized():
+            self.cuda = torch.cuda.get_rng_state_all()
+
+    def restore(self) -> None:
+        """Give the generators these states."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state_all(self.cuda)
+
 
 _on_import: dict[str, tuple[str, ...]] = {}  # what a module changed when it was imported
 
@@ -54,9 +91,7 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
     """
     settings = {name: read() for name, (read, _) in PROCESS_SETTINGS.items()}
     functions = dict(vars(F))
-    has_cuda = torch.cuda.is_initialized()
-    random_numbers = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    of_cuda = torch.cuda.get_rng_state_all() if has_cuda else []
+    generators = _Generators()
     changes: list[str] = []
     try:
         yield changes
@@ -69,15 +104,14 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
             if read() != settings[name]:
                 restore(settings[name])
                 changes.append(name)
-        random.setstate(random_numbers[0])
-        np.random.set_state(random_numbers[1])
-        torch.set_rng_state(random_numbers[2])
-        if has_cuda:
-            torch.cuda.set_rng_state_all(of_cuda)
+        generators.restore()
         if module is not None:
             _on_import[module] = tuple(changes)
 
 
 def changed_on_import(made: object) -> tuple[str, ...]:
     """Return what the module of a class, function or object changed in the process when it was imported."""
-    return _on_import.get(getattr(made, "__module__", None) or "", ())
+    module = getattr(made, "__module__", None)
+    if module is None:
+        return ()
+    return _on_import.get(module, ())

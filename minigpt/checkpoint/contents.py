@@ -7,7 +7,7 @@ import json
 import os.path
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from minigpt.config import GPT2_TYPES
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
-from minigpt.files import PARTIAL, as_path, read_object
-from minigpt.host import GPT2_TYPES
+from minigpt.files import as_path, is_temporary, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
-MODEL_TYPE = GPT2_TYPES[1]  # of a GPT-2 whose norms are not all LayerNorm
 SAFETENSORS = "model.safetensors"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
@@ -100,7 +99,9 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
         if SAFETENSORS in files and not any(folder.glob("model*.safetensors*")):  # an old repository
             snapshot(revision=folder.name, allow_patterns=[*PICKLED])  # from the same commit
     except Exception as error:  # the client and its transport raise many kinds
-        at = f" at revision {revision!r}" if revision else ""
+        at = ""
+        if revision:
+            at = f" at revision {revision!r}"
         raise CheckpointError(
             f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
             f"{', '.join(PUBLISHED)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
@@ -131,9 +132,11 @@ class Files:
             ConfigError: if config.json is not a JSON object.
         """
         folder = place if place.is_dir() else place.parent
-        config = read_object(folder / CONFIG, ConfigError) if (folder / CONFIG).is_file() else None
-        inner, slash, _ = str((config or {}).get(WEIGHTS_FIELD) or "").partition("/")
-        if config and slash and place.is_dir() and inner.startswith(f".{CURRENT}.") and inner.endswith(PARTIAL):
+        if not (folder / CONFIG).is_file():
+            return cls(place, folder, None)
+        config = read_object(folder / CONFIG, ConfigError)
+        inner = _folder_inside(config)
+        if inner is not None and place.is_dir():
             folder = place / inner
             del config[WEIGHTS_FIELD]
         return cls(place, folder, config)
@@ -141,13 +144,17 @@ class Files:
     @property
     def architecture(self) -> str | None:
         """The ``model_type`` of an architecture other than GPT-2, else None."""
-        kind = (self.config or {}).get("model_type")
-        return kind if isinstance(kind, str) and kind not in GPT2_TYPES else None
+        if self.config is None:
+            return None
+        kind = self.config.get("model_type")
+        if not isinstance(kind, str) or kind in GPT2_TYPES:
+            return None
+        return kind
 
     @property
     def has_tokenizer(self) -> bool:
         """True if there is a tokenizer's vocabulary."""
-        return any((self.folder / name).is_file() for name in VOCABULARY_FILES)
+        return _has_one(self.folder, VOCABULARY_FILES)
 
     def generation_fields(self) -> dict[str, Any]:
         """Return all fields of generation_config.json; an empty dict without one.
@@ -167,18 +174,33 @@ class Files:
         if self.place.is_file():
             return [self.place]
         require_no_adapter(self.folder)
-        if name := str((self.config or {}).get(WEIGHTS_FIELD) or ""):
-            _require_beside(self.folder / CONFIG, name)
-            return _shards(self.folder / name) if name.endswith(".index.json") else [self.folder / name]
+        named = self._named_weights()
+        if named is not None:
+            _require_beside(self.folder / CONFIG, named)
+            return _parts(self.folder / named)
         for name in WEIGHT_FILES:
-            if (self.folder / name).is_file():
-                return [self.folder / name]
-            if (index := self.folder / f"{name}.index.json").is_file():
-                return _shards(index)
-        no_config = "" if self.config is not None else f"no {CONFIG} and "
+            file, index = self.folder / name, self.folder / f"{name}.index.json"
+            if file.is_file():
+                return [file]
+            if index.is_file():
+                return _parts(index)
+        raise CheckpointError(f"{self.place} has {self._lacks()}")
+
+    def _named_weights(self) -> str | None:
+        """Return the name of the file of weights, or of their index, that config.json names; None if it names none."""
+        if self.config is None:
+            return None
+        return str(self.config.get(WEIGHTS_FIELD) or "") or None
+
+    def _lacks(self) -> str:
+        """Return the files that are missing, and the file of weights to name instead."""
+        lacks = f"no {SAFETENSORS}"
+        if self.config is None:
+            lacks = f"no {CONFIG} and {lacks}"
         others = sorted(path.name for path in self.folder.glob("*") if path.suffix in WEIGHT_SUFFIXES)
-        hint = f"; to load one of {', '.join(others)}, give the path of that file" if others else ""
-        raise CheckpointError(f"{self.place} has {no_config}no {SAFETENSORS}{hint}")
+        if others:
+            lacks += f"; to load one of {', '.join(others)}, give the path of that file"
+        return lacks
 
     def tensors(self) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
         """Return the tensors by their names in the files, and the config that a trainer's file carries, if it does.
@@ -188,10 +210,22 @@ class Files:
         Raises:
             CheckpointError: if there are no weights, or a file is damaged or holds more than tensors.
         """
-        (tensors, fields), *shards = [_read(file) for file in self.weights()]
-        for shard, _ in shards:
-            tensors.update(shard)
+        first, *others = self.weights()
+        tensors, fields = _read(first)
+        for file in others:
+            tensors.update(_read(file)[0])
         return tensors, fields
+
+
+def _folder_inside(config: Mapping[str, Any]) -> str | None:
+    """Return the folder inside a checkpoint's that holds its files while ``replacing`` moves them to their places.
+
+    config.json names it then. None if no save is under way, or was cut short.
+    """
+    folder, slash, _ = str(config.get(WEIGHTS_FIELD) or "").partition("/")
+    if slash and is_temporary(folder, CURRENT):
+        return folder
+    return None
 
 
 def require_no_adapter(folder: Path) -> None:
@@ -227,8 +261,14 @@ def known_files(place: Path) -> list[Path]:
     """Return the files that a checkpoint may be read from, its tokenizer's included, sorted by name."""
     if place.is_file():
         return [place, *(path for path in known_files(place.parent) if path.suffix == ".json")]
-    patterns = (*MODEL, *TOKENIZER_FILES, "*.index.json", *(f"*{suffix}" for suffix in WEIGHT_SUFFIXES))
-    return sorted(path for path in place.iterdir() if any(fnmatchcase(path.name, pattern) for pattern in patterns))
+    endings = [f"*{suffix}" for suffix in (".index.json", *WEIGHT_SUFFIXES)]
+    patterns = [*MODEL, *TOKENIZER_FILES, *endings]
+    return sorted(path for path in place.iterdir() if matches(path.name, patterns))
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return True if at least one shell-style pattern matches the name of a file."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
@@ -276,7 +316,9 @@ def fields_of(file: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if the file is not a JSON object.
     """
-    return read_object(file, CheckpointError) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    return read_object(file, CheckpointError)
 
 
 def write_json(path: Path, fields: Mapping[str, object]) -> None:
@@ -290,16 +332,23 @@ def write_json(path: Path, fields: Mapping[str, object]) -> None:
 
 def holds_model(folder: Path) -> bool:
     """Return True if a folder contains a config or weights by a checkpoint's names, or a tokenizer."""
-    indexes = (f"{name}.index.json" for name in WEIGHT_FILES)
-    return any((folder / name).is_file() for name in (CONFIG, *WEIGHT_FILES, *indexes, *VOCABULARY_FILES))
+    indexes = [f"{name}.index.json" for name in WEIGHT_FILES]
+    return _has_one(folder, (CONFIG, *WEIGHT_FILES, *indexes, *VOCABULARY_FILES))
+
+
+def _has_one(folder: Path, names: Iterable[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
     try:
-        return (load_file(file), None) if file.suffix == ".safetensors" else _read_pickle(file)
+        if file.suffix == ".safetensors":
+            return load_file(file), None
+        return _read_pickle(file)
     except Exception as error:  # each library raises its own kinds
         # torch.load also says how to run the file without restrictions. Keep only the reason.
-        reason = str(error).partition("WeightsUnpickler error:")[2].partition("Please use")[0] or str(error)
+        _, _, reason = str(error).partition("WeightsUnpickler error:")
+        reason = reason.partition("Please use")[0] or str(error)
         raise CheckpointError(f"{file} cannot be read as a {file.suffix} file: {' '.join(reason.split())}") from error
 
 
@@ -309,29 +358,58 @@ def _read_pickle(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
     ``torch.load(weights_only=True)`` reads the pickle. It builds tensors and plain containers, and calls nothing else.
     """
     is_archive = zipfile.is_zipfile(file)
-    if is_archive and any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(file).infolist()):
-        raise ValueError("its archive is compressed, which torch.save never does")
+    if is_archive:
+        _require_stored(file)
     loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
     if not isinstance(loaded, Mapping):
         raise ValueError(f"it must hold a state dict, got a {type(loaded).__name__}")
-    nested = ("model", "model_state_dict", "state_dict")  # where trainers keep the weights beside their own state
-    state = next((loaded[name] for name in nested if isinstance(loaded.get(name), Mapping)), loaded)
-    for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+    tensors: dict[str, Tensor] = {}
+    for name, value in _state_in(loaded).items():
+        is_plain = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+        if not isinstance(name, str) or not is_plain:
             raise ValueError(f"{name!r:.100} must be the name of a plain tensor")
         if value.nbytes > value.untyped_storage().nbytes():
             raise ValueError(f"{name!r} has shape {tuple(value.shape)}, and the file does not hold so many values")
-    return {name: value.detach() for name, value in state.items()}, loaded.get("model_args")  # as nanoGPT
+        tensors[name] = value.detach()
+    return tensors, loaded.get("model_args")  # as nanoGPT
 
 
-def _shards(index: Path) -> list[Path]:
-    weight_map = read_object(index, CheckpointError).get("weight_map")
+def _require_stored(archive: Path) -> None:
+    """Check that no file of an archive is compressed.
+
+    Raises:
+        ValueError: if one is.
+    """
+    with zipfile.ZipFile(archive) as files:
+        for entry in files.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("its archive is compressed, which torch.save never does")
+
+
+def _state_in(loaded: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the state dict that a trainer keeps with its own state, or what was loaded if that is one."""
+    for name in ("model", "model_state_dict", "state_dict"):
+        state = loaded.get(name)
+        if isinstance(state, Mapping):
+            return state
+    return loaded
+
+
+def _parts(file: Path) -> list[Path]:
+    """Return a file of weights, or those that an index names.
+
+    Raises:
+        CheckpointError: if the index is damaged or names a file that is not beside it.
+    """
+    if not file.name.endswith(".index.json"):
+        return [file]
+    weight_map = read_object(file, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} must have a weight_map from tensors to files")
+        raise CheckpointError(f"{file} must have a weight_map from tensors to files")
     names = sorted(set(map(str, weight_map.values())))
     for name in names:
-        _require_beside(index, name)
-    return [index.parent / name for name in names]
+        _require_beside(file, name)
+    return [file.parent / name for name in names]
 
 
 def _require_beside(file: Path, name: str) -> None:

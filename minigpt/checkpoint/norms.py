@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.checkpoint.contents import MODEL_TYPE
+from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import NormError, listing
 from minigpt.host import host_of, unwrapped
 from minigpt.model import GPT2
@@ -48,7 +48,7 @@ def norm_fields(model: GPT2) -> dict[str, Any]:
         return {}
     names = {name for _, name in pairs}
     is_one = len(pairs) == len(sites) and len(names) == 1
-    return {"model_type": MODEL_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
+    return {"model_type": MINIGPT_TYPE, "architectures": [ARCHITECTURE], "norm": pairs[0][1] if is_one else pairs}
 
 
 def described_norms(model: nn.Module) -> str:
@@ -70,10 +70,10 @@ def split_norms(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Pairs]:
     Raises:
         NormError: if the norms are not a name or pairs.
     """
-    if fields.get("model_type") != MODEL_TYPE:
+    if fields.get("model_type") != MINIGPT_TYPE:
         return dict(fields), []
     plain = {name: value for name, value in fields.items() if name not in OF_OURS}
-    return plain | {"model_type": "gpt2"}, as_pairs(fields.get("norm", "fused"))
+    return plain | {"model_type": GPT2_TYPE}, as_pairs(fields.get("norm", "fused"))
 
 
 def as_pairs(norm: Any) -> Pairs:

@@ -68,15 +68,14 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
     built: dict[str, norms.NormSpec] = {}
     for site in model.site_names():
         norm = norm_at(checkpoint.norms, site)
-        if norm in (None, "fused"):
+        if norm is None or norm == "fused":
             continue
         if not norms.is_registered(norm):
-            chosen = norm_at(code, site)
-            if chosen is None:
-                require_registered(norm)
-            norm = chosen or norm
-        roles = {"scale": f"{site}.weight", "shift": f"{site}.bias"}
-        keep = [role for role, name in roles.items() if name in checkpoint.tensors]
+            norm = _class_for(norm, norm_at(code, site))
+        keep = []
+        for role, name in (("scale", "weight"), ("shift", "bias")):
+            if f"{site}.{name}" in checkpoint.tensors:
+                keep.append(role)
         with torch.device("cpu"):  # a class computes its first values, which are not all in the checkpoint
             module = norms.build(
                 norm, model.config.n_embd, eps=model.config.layer_norm_epsilon, bias="shift" in keep, keep=keep
@@ -85,6 +84,17 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
         model.set_submodule(site, module)
         built[site] = norm
     return built
+
+
+def _class_for(named: norms.NormSpec, chosen: norms.NormSpec | None) -> norms.NormSpec:
+    """Return the norm that the caller has chosen for one that is not registered.
+
+    Raises:
+        NormError: if there is none: a file never makes code run.
+    """
+    if chosen is None:
+        require_registered(named)
+    return chosen or named
 
 
 def give_dimensions(tensors: dict[str, Tensor], model: GPT2, sites: Iterable[str]) -> None:
@@ -97,9 +107,13 @@ def give_dimensions(tensors: dict[str, Tensor], model: GPT2, sites: Iterable[str
 
 def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return what a checkpoint must hold for ``model``; it may hold buffers that are None until they are needed."""
-    modules = model.named_modules()
-    empty = [f"{path}.{name}" for path, part in modules for name, buffer in part._buffers.items() if buffer is None]
-    return model.state_dict() | {name: checkpoint.tensors[name] for name in empty if name in checkpoint.tensors}
+    needed = model.state_dict()
+    for path, part in model.named_modules():
+        for name, buffer in part._buffers.items():
+            full_name = f"{path}.{name}"
+            if buffer is None and full_name in checkpoint.tensors:
+                needed[full_name] = checkpoint.tensors[full_name]
+    return needed
 
 
 def load_norms(
@@ -121,22 +135,30 @@ def load_norms(
         require_own_parameters(site, norm)
     place = local_place(source, revision=revision, local_files_only=local_files_only)
     parameters = norm_parameters(model)
-    tensors = read_stable(place, lambda files: converted(files.tensors()[0], place)[1])
-    require_fitting({name: tensors[name] for name in tensors.keys() & parameters.keys()}, parameters, place)
+    tensors = read_stable(place, _tensors_of)
+    shared = {name: tensors[name] for name in parameters if name in tensors}
+    require_fitting(shared, parameters, place)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
     return list(parameters)
 
 
+def _tensors_of(files: Files) -> dict[str, Tensor]:
+    source_tensors, _ = files.tensors()
+    _, tensors = converted(source_tensors, files.place)
+    return tensors
+
+
 def norm_parameters(model: GPT2) -> dict[str, nn.Parameter]:
     """Return the weights and biases of the norms by name."""
-    return {
-        f"{site}.{name}": parameter
-        for site, norm in model.norm_modules().items()
-        for name in ("weight", "bias")
-        if (parameter := getattr(norm, name, None)) is not None
-    }
+    parameters: dict[str, nn.Parameter] = {}
+    for site, norm in model.norm_modules().items():
+        for name in ("weight", "bias"):
+            parameter = getattr(norm, name, None)
+            if parameter is not None:
+                parameters[f"{site}.{name}"] = parameter
+    return parameters
 
 
 def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
@@ -144,16 +166,20 @@ def _install(model: GPT2, tensors: dict[str, Tensor], device: torch.device, dtyp
 
     The largest tensors come first, so that the peak of memory is one of them and its copy.
     """
-    for name in sorted(tensors, key=lambda name: -tensors[name].nbytes):
-        site, _, parameter = name.rpartition(".")
-        tensor, module = tensors.pop(name), model.get_submodule(site)
+    largest_first = sorted(tensors, key=lambda name: tensors[name].nbytes, reverse=True)
+    for name in largest_first:
+        tensor = tensors.pop(name)
+        site, _, attribute = name.rpartition(".")
+        module = model.get_submodule(site)
         placed = tensor.to(device, dtype)
-        if isinstance(module, FrozenLayerNorm) and parameter == "calibration":
+        if attribute not in module._buffers:
+            module.register_parameter(attribute, nn.Parameter(placed))
+            continue
+        if not tensor.is_floating_point():
+            placed = tensor.to(device)
+        elif isinstance(module, FrozenLayerNorm) and attribute == "calibration":
             placed = as_calibration(placed)
-        if parameter in module._buffers:
-            setattr(module, parameter, placed if tensor.is_floating_point() else tensor.to(device))
-        else:
-            module.register_parameter(parameter, nn.Parameter(placed))
+        setattr(module, attribute, placed)
 
 
 def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
@@ -171,10 +197,9 @@ def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
     config, tensors = checkpoint.config, checkpoint.tensors
     copy = dataclasses.replace(checkpoint, tensors=dict(tensors))  # loading takes the tensors
     model = load_model(copy, [], attention="sdpa", arithmetic="fast", device=torch.device("meta"), dtype=None)
-    weights, why_not = files.weights(), why_not_drafted(model)
     return {
         "files": str(files.place),
-        "format": f"{checkpoint.form.name}, {weights[0].name}" + f" to {weights[-1].name}" * (len(weights) > 1),
+        "format": _format_of(checkpoint, files),
         "layers": config.n_layer,
         "heads": config.n_head,
         "width": config.n_embd,
@@ -191,18 +216,41 @@ def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
         "norms": {site: _ranges(site, tensors) for site in model.site_names()},
         "not finite": [name for name, _ in model.named_parameters() if not tensors[name].isfinite().all()],
         "decoding": path_of(model),
-        "drafts": "int8, while there is one text" if why_not is None else f"none: {why_not}",
+        "drafts": _drafts_of(model),
     }
+
+
+def _format_of(checkpoint: Checkpoint, files: Files) -> str:
+    """Return "Hugging Face, model.safetensors", or the first of several files and the last."""
+    weights = files.weights()
+    words = f"{checkpoint.form.name}, {weights[0].name}"
+    if len(weights) > 1:
+        words += f" to {weights[-1].name}"
+    return words
+
+
+def _drafts_of(model: GPT2) -> str:
+    why_not = why_not_drafted(model)
+    if why_not is not None:
+        return f"none: {why_not}"
+    return "int8, while there is one text"
 
 
 def _ranges(site: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
     """Return the least and the largest value of a norm's weight and bias."""
-    pairs = {name: tensors.get(f"{site}.{name}") for name in ("weight", "bias")}
-    return {name: (tensor.min().item(), tensor.max().item()) for name, tensor in pairs.items() if tensor is not None}
+    ranges = {}
+    for name in ("weight", "bias"):
+        tensor = tensors.get(f"{site}.{name}")
+        if tensor is not None:
+            ranges[name] = (tensor.min().item(), tensor.max().item())
+    return ranges
 
 
 def _norm_names(pairs: Pairs) -> str:
     """ "layernorm", or "dyt", or "h.*.ln_1: dyt, ln_f: my_norm.py:MyNorm"."""
     if not pairs:
         return "layernorm"
-    return ", ".join(str(norm) if pattern == "*" else f"{pattern}: {norm}" for pattern, norm in pairs)
+    names = []
+    for pattern, norm in pairs:
+        names.append(str(norm) if pattern == "*" else f"{pattern}: {norm}")
+    return ", ".join(names)

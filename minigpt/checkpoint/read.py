@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,39 +56,90 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
     """
     source_tensors, trainer_fields = files.tensors()
     form, tensors = converted(source_tensors, files.place)
-    fields, origin = files.config, files.folder / CONFIG
-    if fields is None:  # a config.json goes before the config that a trainer's file carries
-        if trainer_fields is None:
-            raise CheckpointError(f"{files.place} has no {CONFIG}" + " beside it" * files.place.is_file())
-        fields, origin = dict(trainer_fields), files.place
-    if quantization := fields.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise quantized(files.place, method)
-    norms: Pairs
-    fields, norms = split_norms(fields)
+    fields, origin = _config_fields(files, trainer_fields)
+    _require_floating(fields, files.place)
+    plain_fields, norms = split_norms(fields)
     try:
-        config = form.config(fields, tensors)
+        config = form.config(plain_fields, tensors)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from error
-    values = sum(tensor.numel() for tensor in tensors.values())
-    if (needed := _count_values(config)) > 2 * values:  # before a model is made
-        raise CheckpointError(f"{files.place} holds {values:,} values, and its config needs {needed:,}")
-    used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
-    config = dataclasses.replace(config, used_vocab_size=used if 0 < used < config.vocab_size else None)
-    if config.tie_word_embeddings and {"wte.weight", "lm_head.weight"} <= tensors.keys():
-        head = tensors.pop("lm_head.weight")
-        if not same_values(head, tensors["wte.weight"]):
-            raise CheckpointError(
-                "lm_head.weight differs from wte.weight, but the config ties them; "
-                'a config.json with "tie_word_embeddings": false beside it uses both'
-            )
+    _require_enough_values(config, tensors, files.place)
+    config = _with_used_vocabulary(config, known_ids)
+    if config.tie_word_embeddings:
+        _drop_tied_head(tensors)
     if not norms:
         tensors = _with_identity_norms(config, tensors, files.place)
-    if is_frozen(config.layer_norm_epsilon):
-        tensors = unscaled(tensors, config.layer_norm_epsilon)
-        norms = PLAIN_FORM
+    eps = config.layer_norm_epsilon
+    if is_frozen(eps):
+        tensors, norms = unscaled(tensors, eps), PLAIN_FORM
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(files.place, form, config, tensors, norms)
+
+
+def _config_fields(files: Files, trainer_fields: Mapping[str, Any] | None) -> tuple[dict[str, Any], Path]:
+    """Return the fields of the config, and the file that they are in.
+
+    A config.json goes before the config that a trainer's file carries.
+
+    Raises:
+        CheckpointError: if there is neither.
+    """
+    if files.config is not None:
+        return files.config, files.folder / CONFIG
+    if trainer_fields is not None:
+        return dict(trainer_fields), files.place
+    where = " beside it" if files.place.is_file() else ""
+    raise CheckpointError(f"{files.place} has no {CONFIG}{where}")
+
+
+def _require_floating(fields: Mapping[str, Any], place: Path) -> None:
+    """Check that a config does not say that its weights are quantized.
+
+    Raises:
+        CheckpointError: if it does.
+    """
+    method = fields.get("quantization_config")
+    if not method:
+        return
+    if isinstance(method, dict):
+        method = method.get("quant_method")
+    raise quantized(place, method)
+
+
+def _require_enough_values(config: GPT2Config, tensors: Tensors, place: Path) -> None:
+    """Check the sizes of a config against the files, before a model is made.
+
+    Raises:
+        CheckpointError: if the matrices of its model need more than twice the values in the files.
+    """
+    width, block = config.n_embd, 4 * config.n_embd + 2 * config.inner_size
+    needed = (config.n_layer * block + config.vocab_size + config.n_positions) * width
+    values = sum(tensor.numel() for tensor in tensors.values())
+    if needed > 2 * values:
+        raise CheckpointError(f"{place} holds {values:,} values, and its config needs {needed:,}")
+
+
+def _with_used_vocabulary(config: GPT2Config, known_ids: int) -> GPT2Config:
+    """Return the config with the number of ids that stand for text; None of them if all do."""
+    used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
+    is_part = 0 < used < config.vocab_size
+    return dataclasses.replace(config, used_vocab_size=used if is_part else None)
+
+
+def _drop_tied_head(tensors: Tensors) -> None:
+    """Remove the head that a config ties to the embedding.
+
+    Raises:
+        CheckpointError: if it has other values.
+    """
+    if "wte.weight" not in tensors or "lm_head.weight" not in tensors:
+        return
+    head = tensors.pop("lm_head.weight")
+    if not same_values(head, tensors["wte.weight"]):
+        raise CheckpointError(
+            "lm_head.weight differs from wte.weight, but the config ties them; "
+            'a config.json with "tie_word_embeddings": false beside it uses both'
+        )
 
 
 def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:
@@ -99,10 +151,13 @@ def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:
     plain: Tensors = {}
     for name, tensor in source_tensors.items():
         plain[_WRAPPERS.sub("", uncompiled(name), count=1)] = tensor
-    if heads := [name for name in plain if _OTHER_HEADS.fullmatch(name)]:
-        _warn(f"{place}: left out {listing(heads)}, since a language model has no such head, as transformers does")
     form = recognise(plain)
-    return form, form.converted({name: tensor for name, tensor in plain.items() if name not in heads})
+    heads = list(filter(_OTHER_HEADS.fullmatch, plain))
+    if heads:
+        _warn(f"{place}: left out {listing(heads)}, since a language model has no such head, as transformers does")
+        for name in heads:
+            del plain[name]
+    return form, form.converted(plain)
 
 
 def _with_identity_norms(config: GPT2Config, tensors: Tensors, place: Path) -> Tensors:
@@ -111,29 +166,33 @@ def _with_identity_norms(config: GPT2Config, tensors: Tensors, place: Path) -> T
     Such a file leaves the same norms' parameters out in every block, and has nothing that is not the model's. Otherwise
     nothing is filled in, since a norm that is misnamed or lost would become another norm in silence.
     """
-    parts = [f"{norm}.{name}" for norm in ("ln_1", "ln_2") for name in ("weight", "bias")]
-    lost = [part for part in parts if f"h.0.{part}" not in tensors]
-    missing = [f"h.{i}.{part}" for i in range(config.n_layer) for part in lost]
-    missing += [name for name in ("ln_f.weight", "ln_f.bias") if name not in tensors]
+    lost = []
+    for part in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+        if f"h.0.{part}" not in tensors:
+            lost.append(part)
+    missing = []
+    for layer in range(config.n_layer):
+        missing += [f"h.{layer}.{part}" for part in lost]
+    for name in ("ln_f.weight", "ln_f.bias"):
+        if name not in tensors:
+            missing.append(name)
     embedding = tensors.get("wte.weight")
-    if not lost or embedding is None or any(name in tensors for name in missing):
+    if not lost or embedding is None or not tensors.keys().isdisjoint(missing):
         return tensors
     _warn(
         f"{place} has no {listing(missing)}: norms that were folded into the next layers are loaded as 1 and 0, as "
         "transformers does"
     )
-    return tensors | {name: embedding.new_full((config.n_embd,), name.endswith("weight")) for name in missing}
+    filled = dict(tensors)
+    for name in missing:
+        is_scale = name.endswith("weight")
+        filled[name] = embedding.new_full((config.n_embd,), float(is_scale))
+    return filled
 
 
 @functools.cache  # once, though a judgement opens a checkpoint several times
 def _warn(message: str) -> None:
     logging.getLogger("minigpt").warning("%s", message)
-
-
-def _count_values(config: GPT2Config) -> int:
-    """Return how many values the matrices of a model have."""
-    width, block = config.n_embd, 4 * config.n_embd + 2 * config.inner_size
-    return (config.n_layer * block + config.vocab_size + config.n_positions) * width
 
 
 def require_fitting(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: Path) -> None:
@@ -143,11 +202,11 @@ def require_fitting(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor
         CheckpointError: if some are missing, unexpected, of another shape, or of a dtype that no model computes in.
     """
     complaints = misfits(tensors, expected)
-    strange = [
-        f"{name} is {dtype_name(tensor.dtype)}"
-        for name, tensor in tensors.items()
-        if name in expected and expected[name].is_floating_point() and tensor.dtype not in DTYPES.values()
-    ]
+    strange = []
+    for name, tensor in tensors.items():
+        is_computed = name in expected and expected[name].is_floating_point()
+        if is_computed and tensor.dtype not in DTYPES.values():
+            strange.append(f"{name} is {dtype_name(tensor.dtype)}")
     if strange:
         complaints.append(f"of a dtype other than {', '.join(DTYPES)}: {listing(strange)}")
     if complaints:
@@ -156,12 +215,15 @@ def require_fitting(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor
 
 def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
     """Return the tensors that are missing, unexpected or of another shape, in a few words each."""
-    both = tensors.keys() & expected.keys()
-    shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in both}
+    reshaped = []
+    for name in tensors.keys() & expected.keys():
+        has, needs = tuple(tensors[name].shape), tuple(expected[name].shape)
+        if has != needs:
+            reshaped.append(f"{name} is {has}, not {needs}")
     kinds = {
         "missing": expected.keys() - tensors.keys(),
         "unexpected": tensors.keys() - expected.keys(),
-        "of another shape:": [f"{name} is {has}, not {needs}" for name, (has, needs) in shapes.items() if has != needs],
+        "of another shape:": reshaped,
     }
     return [f"{kind} {listing(names)}" for kind, names in kinds.items() if names]
 

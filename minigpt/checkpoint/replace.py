@@ -1,13 +1,12 @@
 """Replace the files of a checkpoint at one moment: a process that is killed leaves the old model or the new one."""
 
 import contextlib
-import fnmatch
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from minigpt.checkpoint.contents import CONFIG, CURRENT, MODEL, SAFETENSORS, WEIGHTS_FIELD, write_json
+from minigpt.checkpoint.contents import CONFIG, CURRENT, MODEL, SAFETENSORS, WEIGHTS_FIELD, matches, write_json
 from minigpt.files import flush, locked, parse_object, remove, remove_left, temporary
 
 SAVING = "saving"  # names the folder inside that a new checkpoint is written to
@@ -87,7 +86,7 @@ def _move_up(folder: Path, current: Path, replaced: tuple[str, ...]) -> None:
             flush(link)
         link.replace(folder / name)
     for path in folder.iterdir():
-        if path.name not in names and any(fnmatch.fnmatchcase(path.name, pattern) for pattern in replaced):
+        if path.name not in names and matches(path.name, replaced):
             remove(path)
     flush(folder)
     (current / CONFIG).replace(folder / CONFIG)

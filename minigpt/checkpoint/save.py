@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,23 +74,35 @@ def save_pretrained(
         raise CheckpointError(f"{quantize} weights cannot be saved; keep the checkpoint that they come from")
     tensors, norms = _saved_tensors(model), norm_fields(model)
     _require_whole(model, tensors, norms.get("norm", []))
-    if others := sites_with_other_eps(model):
-        values = ", ".join(f"{eps:g}" for eps in sorted({eps for site in others.values() for eps in site}))
-        logging.getLogger("minigpt").warning(
-            "the checkpoint cannot say that eps is %s at %s; it will load with the config's %g",
-            values, listing(others), model.config.layer_norm_epsilon,
-        )  # fmt: skip
+    _warn_of_other_eps(model)
     config = model.config.to_dict()
-    ids = {name: value for name, value in config.items() if name.endswith("_token_id")}
+    settings = {name: value for name, value in config.items() if name.endswith("_token_id")}
+    settings |= generation_config or {}
+    config |= {"dtype": dtype_name(model.wte.weight.dtype)}
+    replaced = MODEL
+    if tokenizer is not None:
+        replaced += TOKENIZER_FILES
     try:
-        with replacing(place, MODEL + (() if tokenizer is None else TOKENIZER_FILES)) as folder:
+        with replacing(place, replaced) as folder:
             _write_weights(folder, tensors, max_shard_bytes)
-            write_json(folder / CONFIG, config | {"dtype": dtype_name(model.wte.weight.dtype)} | norms)
-            write_json(folder / GENERATION_CONFIG, ids | dict(generation_config or {}))
+            write_json(folder / CONFIG, config | norms)
+            write_json(folder / GENERATION_CONFIG, settings)
             if tokenizer is not None:
                 tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot save to {directory}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _warn_of_other_eps(model: GPT2) -> None:
+    """Warn of norms whose eps is not the config's, which a checkpoint has no field for."""
+    others = sites_with_other_eps(model)
+    if not others:
+        return
+    values = sorted(set(itertools.chain.from_iterable(others.values())))
+    logging.getLogger("minigpt").warning(
+        "the checkpoint cannot say that eps is %s at %s; it will load with the config's %g",
+        ", ".join(f"{eps:g}" for eps in values), listing(others), model.config.layer_norm_epsilon,
+    )  # fmt: skip
 
 
 def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | None = None) -> None:
@@ -110,8 +123,9 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | Non
     plain.config = dataclasses.replace(model.config, layer_norm_epsilon=FROZEN_EPS)
     for site, norm in model.norm_modules().items():
         weight = plain.get_parameter(f"{site}.weight")
+        deviation = _deviations(norm)[0]
         with torch.no_grad():
-            weight.copy_(weight.double() * (FROZEN_EPS**0.5 / _deviations(norm)[0]))
+            weight.copy_(weight.double() * (FROZEN_EPS**0.5 / deviation))
         record_of(plain.get_submodule(site)).originals.clear()  # a fitted norm's own scale and shift are saved
         if not weight.isfinite().all():
             raise NormError(
@@ -125,7 +139,7 @@ def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | Non
 
 def can_save_frozen(model: GPT2) -> bool:
     """True if all norms are frozen, and each divides all positions by one deviation."""
-    return all(len({*_deviations(norm)}) == 1 for norm in model.norm_modules().values())
+    return all(len(set(_deviations(norm))) == 1 for norm in model.norm_modules().values())
 
 
 def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
@@ -135,7 +149,9 @@ def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
     for name, tensor in model.state_dict().items():
         tensor = tensor.detach().contiguous()
         place = tensor.untyped_storage().data_ptr()
-        tensors[_saved_name(name)] = tensor.clone() if place in places else tensor
+        if place in places:
+            tensor = tensor.clone()
+        tensors[_saved_name(name)] = tensor
         places.add(place)
     return tensors
 
@@ -158,18 +174,25 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
     """
     with torch.device("meta"):
         expected = {_saved_name(name): tensor for name, tensor in GPT2(model.config).state_dict().items()}
-    others = tuple(_saved_name(f"{site}.") for site in model.site_names() if norm_at(as_pairs(named), site))
-
-    def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
-
-    if complaints := misfits(plain(tensors), plain(expected)):
+    others = []
+    for site in model.site_names():
+        if norm_at(as_pairs(named), site):
+            others.append(_saved_name(f"{site}."))
+    complaints = misfits(_outside(tensors, others), _outside(expected, others))
+    if complaints:
         raise CheckpointError(f"the model is not a GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
+
+
+def _outside(tensors: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
+    """Return the tensors that are not of these sites, by the beginning of their names."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(sites))}
 
 
 def _saved_name(name: str) -> str:
     name = uncompiled(name)
-    return name if name.startswith("lm_head.") else PREFIX + name
+    if name.startswith("lm_head."):
+        return name
+    return PREFIX + name
 
 
 def _deviations(norm: nn.Module) -> list[float]:

@@ -20,9 +20,9 @@ from transformers.models.gpt2 import modeling_gpt2
 from transformers.pytorch_utils import Conv1D
 
 from minigpt import norms
-from minigpt.checkpoint.norms import ARCHITECTURE, MODEL_TYPE, Norms, Pairs, as_pairs, require_registered
+from minigpt.checkpoint.norms import ARCHITECTURE, Norms, Pairs, as_pairs, require_registered
 from minigpt.choices import ARITHMETICS, check_option
-from minigpt.config import OTHER_NETWORKS
+from minigpt.config import MINIGPT_TYPE, OTHER_NETWORKS
 from minigpt.engine import parts
 from minigpt.errors import ConfigError, NormError
 from minigpt.norms.foreign.adapt import eps_of
@@ -43,7 +43,9 @@ class Choice(NamedTuple):
     def named(self) -> "Choice":
         """Return the choice in words that a config.json can hold. Pairs keep their order there, unlike an object."""
         pairs = [[site, norms.name_of(norm)] for site, norm in self.by_site()]
-        return self._replace(norm=pairs[0][1] if [site for site, _ in pairs] == ["*"] else pairs)
+        if len(pairs) == 1 and pairs[0][0] == "*":
+            return self._replace(norm=pairs[0][1])
+        return self._replace(norm=pairs)
 
     def by_site(self) -> Pairs:
         """Return patterns of sites and the norm for each, in the order in which they are applied."""
@@ -54,7 +56,7 @@ class Choice(NamedTuple):
 class MiniGPT2Config(transformers.GPT2Config):
     """The config of a GPT-2 with a chosen norm or arithmetic. Its own type says that it is not a plain GPT-2."""
 
-    model_type = MODEL_TYPE
+    model_type = MINIGPT_TYPE
 
     norm: Any = None
     arithmetic: str | None = None
@@ -63,7 +65,7 @@ class MiniGPT2Config(transformers.GPT2Config):
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
         """Read the fields as transformers does: a plain GPT-2's are those of a model without a choice."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        return fields | {"model_type": MODEL_TYPE}, unused
+        return fields | {"model_type": MINIGPT_TYPE}, unused
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -73,16 +75,19 @@ class MiniGPT2Config(transformers.GPT2Config):
             NormError: if the fields name a norm that is not registered and ``kwargs`` gives none. A downloaded file
                 does not decide what is imported here.
         """
-        chosen = {name: kwargs.pop(name) for name in Choice._fields if name in kwargs}
+        chosen: dict[str, Any] = {}
+        for name in Choice._fields:
+            if name in kwargs:
+                chosen[name] = kwargs.pop(name)
         if "norm" not in chosen:
             require_registered(config_dict.get("norm", "fused"))
-        unused = kwargs.get("return_unused_kwargs", False)
         made: Any = super().from_dict(config_dict, **kwargs)
-        if unused:
-            return made[0], made[1] | chosen
-        for name, value in Choice(**chosen).named()._asdict().items():
-            if name in chosen:
-                setattr(made, name, value)
+        if kwargs.get("return_unused_kwargs", False):
+            config, unused = made
+            return config, unused | chosen
+        named = Choice(**chosen).named()._asdict()
+        for name in chosen:
+            setattr(made, name, named[name])
         return made
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,14 +101,22 @@ def choice(config: transformers.GPT2Config, in_call: dict[str, Any], by_default:
     Raises:
         ConfigError: if the arithmetic is unknown, or the config is for another network.
     """
-    of_config = {name: getattr(config, name, None) for name in Choice._fields}
-    named = [*of_config.items(), *in_call.items()]
-    chosen = by_default._replace(**{name: value for name, value in named if value is not None})
-    check_option("arithmetic", chosen.arithmetic, ARITHMETICS)
-    fields = (name for name, value in vars(config).items() if value and name not in HONOURED)
-    if other := sorted(filter(OTHER_NETWORKS.fullmatch, fields)):
-        raise ConfigError(f"{other[0]} is of another network than GPT-2, whose logits would differ; remove it to load")
-    return chosen
+    chosen = by_default._asdict()
+    for name in Choice._fields:
+        if getattr(config, name, None) is not None:
+            chosen[name] = getattr(config, name)
+        if in_call[name] is not None:
+            chosen[name] = in_call[name]
+    check_option("arithmetic", chosen["arithmetic"], ARITHMETICS)
+    others = []
+    for name, value in vars(config).items():
+        if value and name not in HONOURED and OTHER_NETWORKS.fullmatch(name):
+            others.append(name)
+    if others:
+        raise ConfigError(
+            f"{min(others)} is of another network than GPT-2, whose logits would differ; remove it to load"
+        )
+    return Choice(**chosen)
 
 
 def config_for(config: transformers.GPT2Config, chosen: Choice) -> transformers.GPT2Config:
@@ -212,8 +225,12 @@ class GPT2Model(ChosenParts, modeling_gpt2.GPT2Model):
 
         A decoder with cross-attention has a third norm in each block, h.0.ln_cross_attn, between the two.
         """
-        names = ("ln_1", "ln_cross_attn", "ln_2")
-        return [f"h.{i}.{name}" for i, block in enumerate(self.h) for name in names if hasattr(block, name)] + ["ln_f"]
+        names = []
+        for layer, block in enumerate(self.h):
+            for name in ("ln_1", "ln_cross_attn", "ln_2"):
+                if hasattr(block, name):
+                    names.append(f"h.{layer}.{name}")
+        return [*names, "ln_f"]
 
     def norm_modules(self) -> dict[str, nn.Module]:
         """Return the norms by their names, in the same order."""
@@ -235,8 +252,10 @@ class GPT2LMHeadModel(ChosenParts, modeling_gpt2.GPT2LMHeadModel):
 
     def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
         """Keep the choice, which ``from_pretrained`` passes on, out of the generation settings."""
+        for name in Choice._fields:
+            kwargs.pop(name, None)
         mixin: Any = super()
-        mixin.adjust_generation_fn(*args, **{name: kwargs[name] for name in kwargs.keys() - Choice._fields})
+        mixin.adjust_generation_fn(*args, **kwargs)
 
 
 def install_norms(body: Any, chosen: Choice) -> None:
@@ -258,8 +277,11 @@ def install_norms(body: Any, chosen: Choice) -> None:
 
 def norm_by_site(body: Any, chosen: Choice) -> dict[str, norms.NormSpec]:
     """Return the chosen norm of every site. A later pattern overrides an earlier one."""
-    pairs = [("*", "fused"), *chosen.by_site()]
-    return {site: norm for pattern, norm in pairs for site in match_sites(body, pattern)}
+    by_site: dict[str, norms.NormSpec] = {}
+    for pattern, norm in [("*", "fused"), *chosen.by_site()]:
+        for site in match_sites(body, pattern):
+            by_site[site] = norm
+    return by_site
 
 
 def check_norms(body: Any, chosen: Choice, eps: float) -> None:
@@ -272,7 +294,8 @@ def check_norms(body: Any, chosen: Choice, eps: float) -> None:
         NormError: the message names the site.
     """
     for site, norm in norm_by_site(body, chosen).items():
-        if _kind(body.get_submodule(site)) != _kind(norms.build(norm, body.config.n_embd, eps=eps)):
+        expected = norms.build(norm, body.config.n_embd, eps=eps)
+        if _kind(body.get_submodule(site)) != _kind(expected):
             raise NormError(
                 f"{site} is not as the config says, so what is saved would load as another model; choose norms and eps "
                 "by from_pretrained(..., norm=..., layer_norm_epsilon=...), or keep the state_dict"
