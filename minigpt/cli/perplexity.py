@@ -25,7 +25,7 @@ class NamedText(NamedTuple):
     content: str
 
 
-class Result(NamedTuple):
+class NamedPerplexity(NamedTuple):
     """The perplexity of a text."""
 
     name: str
@@ -63,7 +63,7 @@ def perplexity(
     from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import JSON_LINES, mean_perplexities, measure
 
-    results: list[Result] = []
+    results: list[NamedPerplexity] = []
     with progress() as say:
         say(f"reading {text[0]}", 0)
         texts = _named_texts(text)
@@ -85,7 +85,7 @@ def perplexity(
                 raise GenerationError(
                     f"the perplexity of {name} is {result.perplexity}, since the logits are not finite, or too large"
                 )
-            results.append(Result(name, result))
+            results.append(NamedPerplexity(name, result))
     norms = described_norms(model)
     by = f"by {recipe.source} with {norms}"
     fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
@@ -120,7 +120,7 @@ def _named_texts(files: list[Path]) -> list[NamedText]:
     return texts
 
 
-def _table(results: list[Result]) -> Table:
+def _table(results: list[NamedPerplexity]) -> Table:
     table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
     for name, result in results:
         table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")

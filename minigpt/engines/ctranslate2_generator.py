@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, Rows, check_exists, load_package, unknown_option
+from minigpt.engines.engine import Engine, TextLogits, check_exists, load_package, unknown_option
 from minigpt.errors import CheckpointError, ConfigError
 
-OPTIONS = {"device", "device_index", "compute_type", "inter_threads", "intra_threads", "flash_attention"}
-VOCABULARY_FILES = ("vocabulary.json", "vocabulary.txt")
+GENERATOR_OPTIONS = {"device", "device_index", "compute_type", "inter_threads", "intra_threads", "flash_attention"}
+TOKEN_FILES = ("vocabulary.json", "vocabulary.txt")
 
 
 def ctranslate2(folder: str | Path, **options: Any) -> "Ctranslate2Generator":
@@ -41,8 +41,8 @@ class Ctranslate2Generator(Engine):
         program = load_package("ctranslate2", "ctranslate2")
         super().__init__(check_exists(folder, is_folder=True), "ctranslate2")
         for name in options:
-            if name not in OPTIONS:
-                raise unknown_option(name, OPTIONS)
+            if name not in GENERATOR_OPTIONS:
+                raise unknown_option(name, GENERATOR_OPTIONS)
         supported = program.get_supported_compute_types(options.get("device", "cpu"))
         kinds = {"default", "auto", *supported}
         compute_type = options.get("compute_type", "default")
@@ -64,7 +64,7 @@ class Ctranslate2Generator(Engine):
         logits = self.generator.forward_batch([ids])
         return _float32(logits, self.view)[0]
 
-    def decode(self, ids: list[int], first: int) -> Rows | None:
+    def decode(self, ids: list[int], first: int) -> TextLogits | None:
         self._check(ids)
         with self.reading(ids):
             # Where the tokens are given, each is decoded by itself, with the cache.
@@ -92,7 +92,7 @@ def read_vocabulary(folder: Path) -> list[str]:
     Raises:
         CheckpointError: if it has no vocabulary that can be read.
     """
-    for name in VOCABULARY_FILES:
+    for name in TOKEN_FILES:
         file = folder / name
         if not file.is_file():
             continue
@@ -104,7 +104,7 @@ def read_vocabulary(folder: Path) -> list[str]:
         if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
             raise CheckpointError(f"{file} must be a list of tokens")
         return tokens
-    raise CheckpointError(f"{folder} has no {VOCABULARY_FILES[0]}")
+    raise CheckpointError(f"{folder} has no {TOKEN_FILES[0]}")
 
 
 def _float32(view: Any, kind: Any) -> np.ndarray:

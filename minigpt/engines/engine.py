@@ -23,8 +23,8 @@ MOST_REASON = 300  # characters of what a program says
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal
 FLOATS = ("float16", "float32", "float64")
 
-Rows = Float[np.ndarray, "seq vocab"]
-Step = Callable[[list[int]], Rows]
+TextLogits = Float[np.ndarray, "seq vocab"]
+StepFunction = Callable[[list[int]], TextLogits]
 """A function of the next ids of a text (T) to their logits (T, V), or to the logits of the last one (1, V)."""
 
 
@@ -75,7 +75,7 @@ class Engine(ABC):
         rows = [torch.from_numpy(self.whole(row)) for row in ids.tolist()]
         return torch.stack(rows).to(ids.device)
 
-    def whole(self, ids: list[int]) -> Rows:
+    def whole(self, ids: list[int]) -> TextLogits:
         """Return the logits (T, V) of a text that is read at once.
 
         Raises:
@@ -86,7 +86,7 @@ class Engine(ABC):
             logits = self._whole(ids)
         return self._checked(logits, len(ids))
 
-    def decode(self, ids: list[int], first: int) -> Rows | None:
+    def decode(self, ids: list[int], first: int) -> TextLogits | None:
         """Return logits (T - first, V) as they are while ``ids[first:]`` is written token by token after the others.
 
         Returns:
@@ -124,7 +124,7 @@ class Engine(ABC):
     def _whole(self, ids: list[int]) -> Any:
         """Return what the program computes of a text: logits (T, V)."""
 
-    def _start(self) -> Step | None:
+    def _start(self) -> StepFunction | None:
         """Return a function that reads a new text piece by piece with the program's own cache; None without one."""
         return None
 
@@ -138,7 +138,7 @@ class Engine(ABC):
         if least < 0 or most >= known:
             raise GenerationError(f"must be from 0 to {known - 1}, got {least} to {most}", argument="input_ids")
 
-    def _checked(self, logits: Any, tokens: int) -> Rows:
+    def _checked(self, logits: Any, tokens: int) -> TextLogits:
         """Return logits (T, V) after a look at their shape and dtype."""
         logits = np.asarray(logits)
         if logits.ndim == 2 and len(logits) == 1 and tokens > 1:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.choices import check_option
-from minigpt.engines.engine import Engine, Step, check_exists, load_package, unknown_option
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, unknown_option
 from minigpt.errors import CheckpointError, ConfigError
 
 LONGEST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
@@ -100,7 +100,7 @@ class LlamaCppModel(Engine):
     def _whole(self, ids: list[int]) -> np.ndarray:
         return self._start()(ids)
 
-    def _start(self) -> Step:
+    def _start(self) -> StepFunction:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.ctx), True)
         read = 0
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, Step, check_exists, load_package, unknown_option
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, unknown_option
 from minigpt.engines.ports import Graph, Port
 from minigpt.errors import ConfigError
 
-OPTIONS = {  # of onnxruntime's SessionOptions, which change numbers or time
+SESSION_OPTIONS = {  # of onnxruntime's SessionOptions, which change numbers or time
     "graph_optimization_level", "execution_mode", "intra_op_num_threads", "inter_op_num_threads",
     "use_deterministic_compute", "enable_mem_pattern", "enable_cpu_mem_arena",
 }  # fmt: skip
@@ -80,7 +80,7 @@ class OnnxSession(Engine):
         (logits,) = self.session.run([self.graph.logits], feeds)
         return of_first_row(logits, len(ids))
 
-    def _start(self) -> Step | None:
+    def _start(self) -> StepFunction | None:
         if not self.graph.has_cache:
             return None
         past: dict[str, Any] = {}
@@ -120,8 +120,8 @@ def session_options(runtime: Any, options: Mapping[str, Any]) -> Any:
         if "." in name:
             how.add_session_config_entry(name, str(value))
             continue
-        if name not in OPTIONS:
-            raise unknown_option(name, {*OPTIONS, "providers"})
+        if name not in SESSION_OPTIONS:
+            raise unknown_option(name, {*SESSION_OPTIONS, "providers"})
         if name in ENUMS:
             value = _member(getattr(runtime, ENUMS[name]), name, value)
         try:

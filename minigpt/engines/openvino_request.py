@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, Step, check_exists, load_package, reason_of
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, reason_of
 from minigpt.engines.onnx_session import of_first_row
 from minigpt.engines.ports import Graph, Port
 from minigpt.errors import RAISED, CheckpointError, ConfigError
@@ -68,12 +68,12 @@ class OpenVinoRequest(Engine):
     def _whole(self, ids: list[int]) -> np.ndarray:
         return self._begin()(ids)
 
-    def _start(self) -> Step | None:
+    def _start(self) -> StepFunction | None:
         if self.has_states or self.graph.has_cache:
             return self._begin()
         return None
 
-    def _begin(self) -> Step:
+    def _begin(self) -> StepFunction:
         """Return a function that reads a new text piece by piece; its states are reset."""
         past: dict[str, Any] = {}
         read = 0

@@ -65,7 +65,7 @@ def app(
     tokenizer = tokenizer or Tokenizer.from_pretrained("demo")
     for name, model in models.items():
         check_gpt2(model)
-        used = vocabulary_of(model)
+        used = model.config.used_vocab_size or model.config.vocab_size
         if tokenizer.id_count < used:
             message = f"has {tokenizer.id_count} ids, and model {name!r} has {used}"
             raise ConfigError(message, argument="tokenizer")
@@ -125,11 +125,6 @@ def share_weights(first: GPT2, other: GPT2) -> None:
         for role, parameter in list(norm.named_parameters(recurse=False)):
             if role in of_first and torch.equal(parameter, of_first[role]):
                 setattr(norm, role, of_first[role])
-
-
-def vocabulary_of(model: GPT2) -> int:
-    """Return how many ids of a model have a text; the others pad its vocabulary."""
-    return model.config.used_vocab_size or model.config.vocab_size
 
 
 def missing(error: ModuleNotFoundError, extra: str = "serve") -> ConfigError:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
-from minigpt.serve import protocol, vocabulary_of
+from minigpt.serve import protocol
 from minigpt.serve.guard import Guard
 from minigpt.serve.jobs import Comparison, Job, RequestRow
 from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, refusal_of, settings_of
@@ -178,7 +178,7 @@ class Endpoints:
         else:
             prompts = list(map(list[int], several))
         end = self.tokenizer.end_of_text_id
-        vocabulary = vocabulary_of(model)
+        vocabulary = model.config.used_vocab_size or model.config.vocab_size
         for ids in prompts:
             if not ids:
                 if end is None:
