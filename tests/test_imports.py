@@ -80,7 +80,7 @@ ARE_TWICE = {
     "MAPS", "MOST", "MOST_ROWS", "Mistake", "NARROW", "NUMBER", "Norm", "Norms", "OURS",
     "OWN", "PLAIN", "Part", "Precision", "Prompts", "RIGHT", "ROWS", "Reader", "Row", "Rows", "SCALES",
     "SETTINGS", "SIGNS", "STATE", "Tile", "Truth", "WIDTH", "WIDTHS", "WRONG", "digits",
-    "mistakes_of", "multiplied", "read_prompts", "rounding", "same", "texts_of", "times", "transposed",
+    "mistakes_of", "multiplied", "rounding", "same", "times", "transposed",
 }  # fmt: skip
 
 # Nodes of the syntax tree a statement: the most that a room may have. They only sink.

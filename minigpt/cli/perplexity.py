@@ -108,11 +108,11 @@ def perplexity(
 
 def _named_texts(files: list[Path]) -> list[NamedText]:
     """Return the texts of files, each named by its file, in a .jsonl file by its line too."""
-    from minigpt.judge.perplexity import JSON_LINES, texts_of
+    from minigpt.judge.perplexity import JSON_LINES, texts_in
 
     texts: list[NamedText] = []
     for file in files:
-        for number, content in enumerate(texts_of(file), 1):
+        for number, content in enumerate(texts_in(file), 1):
             name = str(file)
             if file.suffix in JSON_LINES:
                 name += f":{number}"

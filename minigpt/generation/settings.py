@@ -58,7 +58,7 @@ def is_end(value: Any) -> bool:
     return value is FROM_CONFIG or (is_int(value) and -(2**31) <= value < 2**31)
 
 
-def texts_of(value: Any) -> Any:
+def as_texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -90,7 +90,7 @@ def at_most(entries: int, rule: Rule) -> Rule:
 def strings(most: float = math.inf, longest: float = math.inf) -> Rule:
     limits = "" if most == math.inf else f", at most {most} of at most {longest} characters"
     accepts = lambda text: isinstance(text, str) and 0 < len(text) <= longest  # noqa: E731
-    return Rule(lambda value: is_list(texts_of(value), accepts, 0, most), f"be texts, none of them empty{limits}")
+    return Rule(lambda value: is_list(as_texts(value), accepts, 0, most), f"be texts, none of them empty{limits}")
 
 
 def runs(longest: float = math.inf) -> Rule:
@@ -301,7 +301,7 @@ class GenerationSettings(SimpleNamespace):
     def __init__(self, **settings: Unpack[Settings]) -> None:
         check_settings(settings)
         values: Any = {name: setting.default for name, setting in SETTINGS.items()} | dict(settings)
-        values["stop"] = tuple(texts_of(values["stop"] or ()))
+        values["stop"] = tuple(as_texts(values["stop"] or ()))
         if (ends := values["eos_token_id"]) is not FROM_CONFIG:
             values["eos_token_id"] = (ends,) if is_int(ends) else tuple(ends or ())
         super().__init__(**values)

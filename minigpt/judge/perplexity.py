@@ -258,7 +258,7 @@ def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos:
             return
 
 
-def texts_of(file: Path) -> Iterator[str]:
+def texts_in(file: Path) -> Iterator[str]:
     """Yield the text of a file; of a .jsonl file the "text" of each line.
 
     Raises:
@@ -288,7 +288,7 @@ def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: Shape) -> lis
 
 
 def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: Shape) -> list[int]:
-    """Read the tokens of a file, as ``texts_of`` and ``join_texts`` do.
+    """Read the tokens of a file, as ``texts_in`` and ``join_texts`` do.
 
     Raises:
         GenerationError: if the file cannot be read, has fewer than two tokens or one that the model has no embedding
@@ -296,7 +296,7 @@ def file_ids(file: str | Path, tokenizer: Tokenizer | None, config: Shape) -> li
     """
     if tokenizer is None:
         raise GenerationError(f"{file} needs a tokenizer, and the checkpoint has none")
-    ids = join_texts(texts_of(Path(file)), tokenizer, config)
+    ids = join_texts(texts_in(Path(file)), tokenizer, config)
     require_predictable(str(file), ids, config.n_positions)
     check_known(torch.tensor([ids], dtype=torch.long), config.vocab_size)
     return ids

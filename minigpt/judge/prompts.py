@@ -84,9 +84,9 @@ def read_texts(
         text: a file.
 
     Raises:
-        CheckpointError, GenerationError: as ``read_prompts`` and ``file_ids``.
+        CheckpointError, GenerationError: as ``choose_prompts`` and ``file_ids``.
     """
-    chosen = default_prompts(place, config) if prompts is None else read_prompts(place, prompts, config)
+    chosen = default_prompts(place, config) if prompts is None else choose_prompts(place, prompts, config)
     file, ids, windows = None, list[int](), list[Sample]()
     if text is not None:
         file, ids = str(text), file_ids(text, chosen.tokenizer, config)
@@ -96,7 +96,7 @@ def read_texts(
     return Texts(chosen.ids, chosen.described, chosen.tokenizer, windows, file, ids, chosen.why_random)
 
 
-def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
+def choose_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
     """Return the token ids of prompts. An empty text is end-of-text, with which a document starts.
 
     Raises:
@@ -129,7 +129,7 @@ def read_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
 def default_prompts(place: Path, config: Shape) -> Chosen:
     """Return the built-in texts, or random ids if the model cannot read those."""
     try:
-        chosen = read_prompts(place, PROMPTS, config)
+        chosen = choose_prompts(place, PROMPTS, config)
         prose = cast("Tokenizer", chosen.tokenizer).encode(long_text())
         return chosen._replace(described=BUILT_IN, prose=prose)
     except CheckpointError as error:

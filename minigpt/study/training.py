@@ -23,7 +23,7 @@ from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, remove, write_atomically
 from minigpt.host import Shape
 from minigpt.inputs import check_known
-from minigpt.judge.perplexity import join_texts, read_windows, score, texts_of
+from minigpt.judge.perplexity import join_texts, read_windows, score, texts_in
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.norms.foreign.arrays import require_gradients
@@ -414,7 +414,7 @@ def token_ids(source: str, tokenizer: Tokenizer, model: GPT2) -> list[int]:
     Raises:
         GenerationError: if the source cannot be read, or has a token that the model has no embedding for.
     """
-    texts = texts_of(Path(source)) if Path(source).is_file() else _of_dataset(source)
+    texts = texts_in(Path(source)) if Path(source).is_file() else _of_dataset(source)
     ids = join_texts(texts, tokenizer, Shape.of(model.config))
     check_known(torch.tensor([ids], dtype=torch.long), model.config.vocab_size)
     return ids
