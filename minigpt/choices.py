@@ -1,4 +1,4 @@
-"""What the options that open a model may be. It needs no PyTorch: a wrong word in the shell is an error at once."""
+"""The values of the options that open a model. It needs no PyTorch: a wrong word in the shell is an error at once."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Where a model lives, and whether its values can be read there."""
+"""The device of a model, and a check that its values can be read there."""
 
 from typing import Any
 

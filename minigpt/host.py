@@ -1,4 +1,4 @@
-"""What the lab needs of a model: its norms and what each computes, its blocks and its embedding.
+"""The lab's view of a model: its norms and what each computes, its blocks and its embedding.
 
 A model is any module that computes logits of ids. Nothing here knows GPT-2: a norm site is a path in a tree of modules.
 
@@ -42,7 +42,7 @@ GATE = re.compile(r"gate|z", re.IGNORECASE)  # a second argument that the model 
 
 @dataclass(frozen=True)
 class NormSite:
-    """What the norm at a site computes.
+    """The formula of the norm at a site.
 
     Attributes:
         kind: "layer_norm", "rms_norm" or "other".

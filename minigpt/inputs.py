@@ -18,7 +18,7 @@ from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
 
 
 class Cache(Protocol):
-    """What a check needs of a ``minigpt.model.KVCache``."""
+    """The attributes of a ``minigpt.model.KVCache`` that a check reads."""
 
     store: Tensor  # (L, 2, B, H, max_length, D)
     length: int

@@ -31,10 +31,11 @@ _KNOWN = {  # to oneDNN: bfloat16 with AVX-512 at least, or an equal of it
     torch.float16: HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
 }
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-# But for a few rows and a weight that lies by rows, the library takes many times float32's time for these.
+# Without native instructions oneDNN is many times slower in these dtypes than in float32, except for few rows and a
+# row-major weight.
 SLOW_HALVES = tuple(dtype for dtype in HALVES if _IS_X86 and not _KNOWN[dtype])
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: the largest piece that it does not give back at once
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: the allocator keeps what is smaller
 ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32", "THP_MEM_ALLOC_ENABLE": "1"}
 
 

@@ -1,4 +1,4 @@
-"""How a model is opened: which checkpoint, and what is done to it. Every command that opens a model makes a recipe.
+"""The recipe of a model: a checkpoint, and what is done to it. Every command that opens a model makes a recipe.
 
 To add an option of opening a model, in Python and in all commands: a field of ``Recipe``, and what it does in
 ``Recipe.load``. The command line reads its options from the fields, and must not wait for PyTorch; so whatever needs
@@ -82,14 +82,15 @@ class Loaded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a model is opened.
+    """A checkpoint, and what is done to it when it is opened.
 
     Args:
         source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".
         norm: the norm to swap in, as ``swap_norms`` takes it, or a dict from patterns of sites to norms. "fused" is
             ``torch.nn.functional.layer_norm``. None leaves the checkpoint's own norms.
             If config.json names a norm that is not registered, name its class here, since a file never makes code run.
-            The class then stands at the checkpoint's sites for it only. Another class of a dict stands where it says.
+            It is used only at the sites for which config.json names it. Another class of a dict is used where the dict
+            says.
         sites, keep: as ``swap_norms`` takes them.
         center: apply ``center_writers`` before the norm is swapped in.
         fit: a UTF-8 text file; the swapped norms are fitted on it, as ``fit_norms`` does.

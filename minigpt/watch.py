@@ -1,4 +1,4 @@
-"""Run somebody else's code: undo and name what it changes in the process."""
+"""Run third-party code; restore and report the process state that it changes."""
 
 import contextlib
 import os
@@ -79,7 +79,7 @@ _on_import: dict[str, tuple[str, ...]] = {}  # what a module changed when it was
 
 @contextlib.contextmanager
 def watched(module: str | None = None) -> Iterator[list[str]]:
-    """Run somebody else's code in the block; restore the process's state at its end.
+    """Run third-party code in the block; restore the process's state at its end.
 
     Yields a list. After the block it names what the code changed, a few words each: settings of PyTorch, the working
     directory, functions of ``torch.nn.functional`` that were replaced. Random number generators are restored too, those

@@ -1,1 +1,1 @@
-"""How fast is it on this machine, beside transformers and the limit that memory sets?"""
+"""Speed on this machine, compared with transformers and with the limit that memory sets."""

@@ -34,7 +34,7 @@ KINDS = {"transformers": {"int8": "float32"}}  # a program's names of our kinds,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """What is timed.
+    """The plan of a benchmark.
 
     Attributes:
         model: a checkpoint, as ``from_pretrained`` takes it; None for random weights of the shape of ``preset``.

@@ -1,4 +1,4 @@
-"""Where a checkpoint is, which files it has, and what they hold. Reading one never runs what is in it."""
+"""The place, the files and the contents of a checkpoint. Reading one never runs what is in it."""
 
 import contextlib
 import dataclasses

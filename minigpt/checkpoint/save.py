@@ -32,7 +32,7 @@ PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
 
 
 class SavesItself(Protocol):
-    """What ``save_pretrained`` needs of a tokenizer."""
+    """The methods of a tokenizer that ``save_pretrained`` calls."""
 
     def save(self, directory: str | Path) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Whether a config of another architecture than GPT-2 can be that of its weights, before memory is taken for it.
+"""A check that a config of another architecture than GPT-2 fits its weights, before memory is taken for it.
 
 The headers of the safetensors files say how large the model is. A config.json that says otherwise was damaged, or is of
 another model.

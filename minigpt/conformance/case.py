@@ -74,18 +74,18 @@ class CaseResult:
 
     @property
     def raised_at(self) -> dict[str, str]:
-        """By dtype, what the norm raised where nothing was measured."""
+        """The norm's error at each dtype where nothing was measured."""
         raised = self.failed_at - self.wrong_at
         return {dtype: outcome.note for dtype, outcome in self.outcomes.items() if dtype in raised}
 
     @property
     def dtypes(self) -> dict[str, bool]:
-        """Whether it passed at each dtype. A dtype that was not judged is absent."""
+        """True or False for each dtype: it passed or not. A dtype that was not judged is absent."""
         return {dtype: outcome.passed for dtype, outcome in self.outcomes.items() if outcome.passed is not None}
 
     @property
     def refused(self) -> dict[str, str]:
-        """By dtype, why it was not judged there."""
+        """The reason for each dtype where it was not judged."""
         return {dtype: outcome.note for dtype, outcome in self.outcomes.items() if outcome.passed is None}
 
     @property

@@ -59,7 +59,7 @@ class ConformanceReport:
 
     @cached_property
     def dtypes(self) -> dict[str, bool]:
-        """Whether the norm is of its kind at each dtype. A dtype that no case judged is absent."""
+        """True or False for each dtype: the norm is of its kind or not. A dtype that no case judged is absent."""
         return {dtype: all(passed) for dtype in DTYPES if (passed := self._passed(dtype))}
 
     @cached_property

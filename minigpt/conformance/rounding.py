@@ -1,4 +1,4 @@
-"""Where a norm rounds in half precision: each step of its formula, rounded to the dtype of its input or not.
+"""Rounding of a norm in half precision: each step of its formula, rounded to the dtype of its input or not.
 
 A way of rounding has a name if it gives the norm's bits. All other arithmetic is float64 here, where a norm has
 float32: that moves few values to other bits.

@@ -45,8 +45,8 @@ class Piece:
 
     @property
     def outputs(self) -> int:
-        """How many logits are needed: after each id if the row scores its prompt, else if ``is_whole`` after the last
-        one and each of the draft."""
+        """The number of logits that are needed: after each id if the row scores its prompt, else if ``is_whole`` after
+        the last one and each of the draft."""
         if self.row.scores_prompt:
             return len(self.ids)
         return int(self.is_whole) + len(self.draft or ())

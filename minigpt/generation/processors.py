@@ -18,7 +18,7 @@ Logits = Float[Tensor, "batch vocab"]
 
 
 class TextSoFar(NamedTuple):
-    """What a processor may know besides the logits."""
+    """The input of a processor in addition to the logits."""
 
     ids: Int[Tensor, "batch seq"]  # the text so far
     prompt_length: int

@@ -26,7 +26,7 @@ LARGEST = 1e30  # a number added to logits, which stay finite in float32
 
 
 class Rule(NamedTuple):
-    """What a value must be.
+    """The requirement of a value.
 
     Attributes:
         accepts: returns True if a value other than None is valid.

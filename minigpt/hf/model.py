@@ -35,7 +35,7 @@ HONOURED = ("add_cross_attention", "is_encoder_decoder", "quantization_config")
 
 
 class Choice(NamedTuple):
-    """What a GPT-2 is built with that its checkpoint does not decide."""
+    """The arguments of a GPT-2 that its checkpoint does not decide."""
 
     norm: Norms = "fused"
     arithmetic: str = "fast"
@@ -157,7 +157,7 @@ def _tell_positions(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class ChosenParts(modeling_gpt2.GPT2PreTrainedModel):
-    """What both models share: a choice of norms and arithmetic, which the config carries."""
+    """The part that both models share: a choice of norms and arithmetic, which the config carries."""
 
     config_class: Any = MiniGPT2Config
     by_default: ClassVar[Choice] = Choice()

@@ -1,4 +1,4 @@
-"""What is judged: a model of ours, anybody's module or function, or what another program computes.
+"""Candidates: a model of ours, anybody's module or function, or the outputs of another program.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -45,7 +45,7 @@ OWN = "its own"  # the norm of a candidate that is no model of ours
 
 @dataclass
 class Claim:
-    """What a candidate says that it is.
+    """The claims of a candidate about itself.
 
     Attributes:
         name: what the report calls it; ``norm`` and ``sites`` are what the report says of its norms.
@@ -77,7 +77,7 @@ class Claim:
 
 @dataclass
 class Candidate:
-    """What reads the texts, and what it claims to be.
+    """The runner that reads the texts, and its claims.
 
     Attributes:
         module: what computes, if it is a module; it is in eval mode while it is judged.

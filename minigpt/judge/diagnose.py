@@ -1,4 +1,4 @@
-"""Which mistake gives another program's logits? Each is put into our network in float64, and the nearest is named.
+"""The search for the mistake that gives another program's logits: each is put into our network in float64.
 
 T tokens, V vocabulary, N mistakes.
 """
@@ -39,7 +39,7 @@ OWN_NOISE = 4.0  # a mistake may have more noise than the right model only if th
 
 @dataclass(frozen=True)
 class Noise:
-    """What rounding explains.
+    """The part of an error that rounding explains.
 
     Attributes:
         floor: transformers' RMS error at the dtype.

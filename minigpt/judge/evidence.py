@@ -114,7 +114,7 @@ class Sums:
 
 
 class Prediction:
-    """What the network computes on all texts with some mistakes in it.
+    """The network's outputs on all texts with some mistakes in it.
 
     Attributes:
         mistakes: in the order in which they were found.
@@ -145,7 +145,7 @@ class Prediction:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """What the mistakes are, without where they are."""
+        """The kinds of the mistakes, without their places."""
         return tuple(mistake.family or mistake.words for mistake in self.mistakes)
 
 

@@ -1,4 +1,4 @@
-"""What a report says of a candidate's measures, beside the noise floor.
+"""Figures of a report: a candidate's measures compared with the noise floor.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -247,7 +247,7 @@ class Places:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every norm and block was read on every prompt."""
+        """True if every norm and block was read on every prompt."""
         return len(self.measures.read) == len(self.truth.prompts) and len(self.errors) == len(self.truth.places)
 
     def sites(self, swapped: Sequence[str]) -> list[fields.NormSiteError]:

@@ -1,4 +1,4 @@
-"""Whether only the head is another one: then a program's logits are a linear function of the right hidden states.
+"""A check for a wrong head alone: a program's logits are then a linear function of the right hidden states.
 
 P positions, C embedding, V vocabulary.
 """

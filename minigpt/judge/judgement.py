@@ -30,7 +30,7 @@ from minigpt.report.fields import ParityFigures
 
 @dataclass(frozen=True)
 class Searches:
-    """Which searches of the swapped sites a caller asks for.
+    """The searches of the swapped sites that a caller asks for.
 
     Attributes:
         sensitivity: swap one site at a time.

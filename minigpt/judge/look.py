@@ -1,4 +1,4 @@
-"""What each norm of a model is given on a text: its deviations, its mean, its massive channels; as a table and a page.
+"""Statistics of each norm's input on a text: its deviations, its mean, its massive channels; as a table and a page.
 
 B batch, T tokens, C embedding.
 """
@@ -46,8 +46,8 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True)
 class SiteStatistics:
-    """What a norm is given. A row is the stream at one token; its deviation is sqrt(variance + eps), and for an RMSNorm
-    sqrt(mean square + eps): what the norm divides by.
+    """Statistics of a norm's input. A row is the stream at one token. Its deviation is what the norm divides by:
+    sqrt(variance + eps), and for an RMSNorm sqrt(mean square + eps).
 
     Attributes:
         deviation: its mean over the tokens after the first.

@@ -1,4 +1,4 @@
-"""What is measured of a runner's readings, against what transformers computes in float64 on the same texts.
+"""Measures of a runner's readings, against transformers in float64 on the same texts.
 
 Of transformers at the dtype this is the noise floor. Of a candidate it is what a report says, beside that floor.
 
@@ -19,7 +19,7 @@ from minigpt.report.fields import NotANumber
 
 
 class Measures:
-    """How far what a runner computes is from the truth.
+    """Distances of a runner's outputs from the truth.
 
     Args:
         dtype: of the original.
@@ -142,7 +142,7 @@ def measure(
 
 @dataclass
 class Floor:
-    """What is kept of the measures of transformers at the dtype: the noise floor.
+    """The noise floor: the measures of transformers at the dtype that are kept.
 
     Attributes:
         prompts, decoded, windows: of logits on the prompts, on tokens read one by one, on each window.

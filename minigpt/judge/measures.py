@@ -18,7 +18,7 @@ AT_ONCE = 128  # positions whose logits are compared together: those of 1,024 ta
 
 @dataclasses.dataclass
 class Distance:
-    """How far tensors are from their truth. A NaN in either shows in every figure."""
+    """Distances of tensors from their truth. A NaN in either shows in every figure."""
 
     largest: float = 0.0
     count: int = 0
@@ -54,7 +54,7 @@ class Distance:
 
 @dataclasses.dataclass
 class RowDistance:
-    """How far rows are from their truth, each measured by its own size, so that no massive row hides the others."""
+    """Distances of rows from their truth, each measured by its own size, so that no massive row hides the others."""
 
     count: int = 0
     squares: float = 0.0

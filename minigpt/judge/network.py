@@ -1,4 +1,4 @@
-"""What is behind a FAIL: whose precision the error is like, and which mistake gives the candidate's logits.
+"""Causes of a FAIL: the precision that the error is like, and the mistake that gives the candidate's logits.
 
 T tokens, V vocabulary.
 """
@@ -43,7 +43,7 @@ def estimated_weights(shape: Shape) -> int:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is behind a verdict.
+    """The causes of a verdict.
 
     Attributes:
         precision: the dtype whose own error in transformers is nearest to the candidate's.

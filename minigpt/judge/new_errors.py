@@ -1,4 +1,4 @@
-"""Which norms and blocks of another program add an error of their own to what was off before them.
+"""The norms and blocks of another program that add an error of their own to earlier errors.
 
 transformers reads the texts in float64. The output of every norm and block is replaced by the program's there, so that
 whatever follows is computed from the program's own numbers. Where the program differs from that, the error is new.

@@ -34,7 +34,7 @@ OF_MODULES = {"attention", "device", "dtype", "local_files_only"}  # options of 
 
 
 class ReadOptions(TypedDict, total=False):
-    """How an original is read; ``Original`` describes each."""
+    """The options of reading an original; ``Original`` describes each."""
 
     attention: str
     device: str | torch.device | None

@@ -56,7 +56,7 @@ class Perplexity:
 
     @property
     def protocol(self) -> str:
-        """How it was measured, in one line."""
+        """The protocol of the measurement, in one line."""
         begin = "each after a beginning-of-text token" if self.bos else "no beginning-of-text token"
         return (
             f"{self.scored:,} of {self.tokens:,} tokens scored in {self.windows:,} windows of {self.window:,}, "

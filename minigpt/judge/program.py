@@ -1,4 +1,4 @@
-"""What another program computes: the logits that it wrote to a file, or a model that it runs.
+"""The outputs of another program: the logits that it wrote to a file, or a model that it runs.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -22,7 +22,7 @@ from minigpt.precision import dtype_name
 
 
 class FileRunner(Runner):
-    """What another program wrote for the texts of a record: logits, and norms and blocks for as many as it likes.
+    """The outputs of another program for the texts of a record: logits, and any of the norms and blocks.
 
     Where the file holds ``ids.N`` too, they must be the record's.
 

@@ -1,4 +1,4 @@
-"""What the models read: the prompts, and longer texts in windows of the context."""
+"""Texts that the models read: the prompts, and longer texts in windows of the context."""
 
 import itertools
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
 class Texts(NamedTuple):
-    """What is read: prompts, and a longer text in windows.
+    """Texts to read: prompts, and a longer text in windows.
 
     Attributes:
         ids: the tokens of the prompts.

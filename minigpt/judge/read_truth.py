@@ -1,4 +1,4 @@
-"""How an original is read: transformers at the dtype, minigpt in reference arithmetic, transformers in float64.
+"""Reading an original: transformers at the dtype, minigpt in reference arithmetic, transformers in float64.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Rounded:
-    """What transformers at the dtype says.
+    """The outputs of transformers at the dtype.
 
     Attributes:
         readings: of the prompts, then of the windows.
@@ -71,7 +71,7 @@ class Rounded:
 
 @dataclass
 class Exact:
-    """What transformers in float64 says.
+    """The outputs of transformers in float64.
 
     Attributes:
         readings: by text, as far as they are kept.

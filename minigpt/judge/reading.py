@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def written(self) -> list[int]:
-        """What transformers writes greedily after the prompt."""
+        """The tokens that transformers writes greedily after the prompt."""
         return self.ids[self.new_from :]
 
     @property
@@ -64,7 +64,7 @@ Outputs = Mapping[str, Tensor]  # (T, C) each; of norms of heads (T, H, D) or (H
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a runner computes of a text.
+    """The outputs of a runner for a text.
 
     Attributes:
         logits: at the compared positions (T, V).

@@ -27,7 +27,7 @@ Naming = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Layout:
-    """What a runner must know of the original.
+    """The facts about the original that a runner must know.
 
     Attributes:
         device: on which its logits are compared.
@@ -107,7 +107,7 @@ class ModuleRunner(FunctionRunner):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether it can be read token by token: a model of transformers."""
+        """True if it can be read token by token: a model of transformers."""
         return bool(arguments_of(self.module))
 
     @property

@@ -1,4 +1,4 @@
-"""Which sites matter: one search over a candidate's sites, on one original.
+"""The search for the sites that matter: one search over a candidate's sites, on one original.
 
 A trial puts the norm in question at some of its sites, and the norms from before at the others.
 """

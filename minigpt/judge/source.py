@@ -22,7 +22,7 @@ State = list[tuple[Path, int, int, int]]
 
 @dataclass(eq=False)
 class Source:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         place: its folder or file.

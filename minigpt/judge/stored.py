@@ -1,4 +1,4 @@
-"""What storing does: values that another program wrote at a narrow dtype are off by that rounding alone.
+"""The error of storing: values that another program wrote at a narrow dtype are off by that rounding alone.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=Error)
 
 
 class Stored(Generic[E]):
-    """How far the truth is from itself, stored at each narrow dtype that holds all values so far exactly.
+    """Distances of the truth from itself, stored at each narrow dtype that holds all values so far exactly.
 
     Args:
         dtype: that of the original. One that rounds as much is left out.

@@ -1,4 +1,4 @@
-"""What transformers says of a checkpoint, as plain data.
+"""The outputs of transformers for a checkpoint, as plain data.
 
 B batch, T tokens, V vocabulary, C embedding.
 """
@@ -23,7 +23,7 @@ from minigpt.tokenizer import Tokenizer
 
 @dataclass(eq=False)
 class Truth:
-    """What transformers says of a checkpoint.
+    """The outputs of transformers for a checkpoint.
 
     Attributes:
         source, place, attention, device, dtype, config: what was read, and how.
@@ -82,7 +82,7 @@ class Truth:
 
     @property
     def layout(self) -> Layout:
-        """What a runner must know of the original."""
+        """The facts about the original that a runner must know."""
         return Layout(self.device, self.config.vocab_size, self.sites, self.blocks, self.embedding)
 
     @property

@@ -17,7 +17,7 @@ NewKeys = Float[Tensor, "2 batch heads new head"]  # the keys, then the values
 
 
 class LayerCache(Protocol):
-    """What attention needs of a cache."""
+    """The methods of a cache that attention calls."""
 
     def update(self, layer: int, new: NewKeys) -> tuple[Tensor, ...]:
         """Add a layer's new keys and values (2, B, H, T, D); return all of its keys and values, each (B, H, S, D)."""

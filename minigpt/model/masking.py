@@ -1,4 +1,4 @@
-"""Which keys a query sees, and which position each token has: causality, padding and the cache in one place.
+"""The keys that a query sees, and the position of each token: causality, padding and the cache in one place.
 
 B batch, T new tokens, S tokens in all: those in the cache, then the new ones.
 """

@@ -77,7 +77,7 @@ class FrozenLayerNorm(LayerNorm):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the norm can run: it has its constants, or needs none."""
+        """True if the norm can run: it has its constants, or needs none."""
         return self.calibration is not None
 
     def deviation(self, x: Vectors) -> Float[Tensor, "*rows"]:
@@ -161,7 +161,7 @@ class TaperedLayerNorm(FrozenLayerNorm):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the norm can run: a gate of 1 needs no constants."""
+        """True if the norm can run: a gate of 1 needs no constants."""
         return self.gate == 1 or super().is_ready
 
     def standardize(self, x: Vectors) -> Vectors:

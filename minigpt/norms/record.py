@@ -1,4 +1,4 @@
-"""What is known of a norm in a model beside its Parameters."""
+"""Metadata of a norm in a model."""
 
 import dataclasses
 from typing import Any

@@ -34,7 +34,7 @@ class NormInfo(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether it claims to compute LayerNorm. Another one is expected to drift and fail parity in a GPT-2."""
+        """True if it claims to compute LayerNorm. Another one is expected to drift and fail parity in a GPT-2."""
         return self.claim == "layer_norm"
 
     @property
@@ -44,7 +44,7 @@ class NormInfo(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Why it is not available, and what to do; None if it is."""
+        """The reason why it is not available, and what to do; None if it is."""
         return self.reason_on(None)
 
     def reason_on(self, device: torch.device | None) -> str | None:

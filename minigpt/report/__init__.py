@@ -1,1 +1,1 @@
-"""What the terminal and the page show."""
+"""Reports as the terminal and the page show them."""

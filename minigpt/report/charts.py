@@ -1,4 +1,4 @@
-"""What the page draws: errors on logarithmic scales, as maps of the norm sites and as lines over depth."""
+"""Charts of the page: errors on logarithmic scales, as maps of the norm sites and as lines over depth."""
 
 import math
 import re

@@ -22,7 +22,7 @@ Form = Callable[[float | None], str]  # formats a number
 
 
 class Shown(NamedTuple):
-    """How people read a figure: its title, and the function that formats it. ``shown`` reads it from a field's type."""
+    """The title of a figure, and the function that formats it. ``shown`` reads them from a field's type."""
 
     title: str
     form: Form = brief
@@ -232,7 +232,7 @@ class PromptOff(Fields):
 
 @dataclass(frozen=True)
 class StoredLogits(Fields):
-    """What storing the true logits does to them, at the narrow dtype in which all of the candidate's can be stored.
+    """The change of the true logits by storing them at the narrow dtype in which all of the candidate's can be stored.
 
     Attributes:
         ratio: rms_error over the noise floor.
@@ -308,7 +308,7 @@ class NotANumber(Fields):
 
 @dataclass(frozen=True)
 class Coverage(Fields):
-    """What the texts reach: of the context's positions, and of the vocabulary's tokens."""
+    """The share of the context's positions, and of the vocabulary's tokens, that the texts reach."""
 
     positions: int
     context: int
@@ -337,7 +337,7 @@ class SiteFit(Fields):
 
 @dataclass(frozen=True)
 class SiteChange(Fields):
-    """What a site that is swapped alone does to the logits; ``ratio`` is over the noise floor of the same texts."""
+    """The change of the logits by a site that is swapped alone; ``ratio`` is over the noise floor of the same texts."""
 
     site: str
     rms_error: Annotated[float, Shown("RMS change")]
@@ -422,7 +422,7 @@ class BudgetLine(Fields):
 
 @dataclass(frozen=True, kw_only=True)
 class ParityFigures(Fields):
-    """What was judged, and all that was measured. Parts that the caller did not ask for are None.
+    """The candidate, and all of its measures. Parts that the caller did not ask for are None.
 
     Attributes:
         model, against, norm, sites, device, dtype, attention, quantize, center, prompts, versions: what was judged.
@@ -493,7 +493,7 @@ class ParityFigures(Fields):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether the candidate is the same model.
+    """True if the candidate is the same model.
 
     Attributes:
         outcome: PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model.
@@ -513,7 +513,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the budget is kept; if there is none, whether parity holds."""
+        """True if the budget is kept; without a budget, if parity holds."""
         return self.outcome == "PASS"
 
 

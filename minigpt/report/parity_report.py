@@ -67,7 +67,7 @@ class ParityReport(ParityFigures):
 
     @property
     def passed(self) -> bool:
-        """Whether the budget is kept; if there is none, whether parity holds."""
+        """True if the budget is kept; without a budget, if parity holds."""
         return self.verdict == "pass"
 
     @property

@@ -14,7 +14,7 @@ from minigpt.serve.scheduler import Meters
 
 MAX_BODY = 2**20  # bytes of a request
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
-GONE = 499  # status, in the metrics, of a request whose client has hung up
+HUNG_UP = 499  # status, in the metrics, of a request whose client has hung up
 
 
 class Guard:
@@ -41,7 +41,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         began = time.monotonic()
-        status = GONE
+        status = HUNG_UP
         is_sent = False
 
         async def noted(message: Message) -> None:
@@ -57,7 +57,7 @@ class Guard:
             self._check(scope)
             await self.app(scope, await _whole_body(receive), noted)
         except (MiniGPTError, asyncio.CancelledError) as error:  # cancelled: the server does not wait any longer
-            if status == GONE:
+            if status == HUNG_UP:
                 await refusal_of(error).response()(scope, receive, noted)
             elif not is_sent:
                 await noted({"type": "http.response.body", "body": refusal_of(error).event()})

@@ -205,14 +205,14 @@ class StreamOptions(Body):
 
 
 Several = Field(min_length=1, fail_fast=True)
-Texts = Annotated[list[str], Several] | Annotated[list[int], Several] | Annotated[list[list[int]], Several]
+SeveralPrompts = Annotated[list[str], Several] | Annotated[list[int], Several] | Annotated[list[list[int]], Several]
 
 
 class CompletionRequest(Sampling):
     """The body of ``POST /v1/completions``."""
 
     model: str
-    prompt: str | Texts = ""
+    prompt: str | SeveralPrompts = ""
     max_tokens: Annotated[int, rule_first("max_new_tokens")] = Field(
         16, description="Tokens of each text; 0 only reads the prompts."
     )

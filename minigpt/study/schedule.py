@@ -1,4 +1,4 @@
-"""When each site gets its new norm, and the modules that change over: ``'h.*.ln_2@20+2, ln_f@40, first@50'``."""
+"""The step of each site's new norm, and the modules that change over: ``'h.*.ln_2@20+2, ln_f@40, first@50'``."""
 
 import math
 import re

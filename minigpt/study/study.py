@@ -53,7 +53,7 @@ class DivergedError(MiniGPTError):
 
 @dataclass(frozen=True)
 class Training:
-    """What a model is trained on, how, and for how long.
+    """The training of a model: its texts, its method and its steps.
 
     Attributes:
         text, eval_text: a text file, a .jsonl file with a "text" in each line, or the name of a Hugging Face dataset.

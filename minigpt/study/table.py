@@ -121,7 +121,7 @@ class Summaries:
 
     @property
     def is_trained(self) -> bool:
-        """Whether a cell is trained."""
+        """True if a cell is trained."""
         return any(map(any, (cell.curves for cell in self.cells)))
 
 

@@ -1,4 +1,4 @@
-"""What is done to a loaded model: other norms at its sites, fitting, folding, centring."""
+"""Changes to a loaded model: other norms at its sites, fitting, folding, centring."""
 
 from minigpt.swap.fit import fit_norms, fit_on_text
 from minigpt.swap.fold import center_writers, fold_norms

@@ -44,7 +44,7 @@ class Explained(NamedTuple):
 
 
 class Encodes(Protocol):
-    """What ``fit_on_text`` needs of a tokenizer."""
+    """The methods of a tokenizer that ``fit_on_text`` calls."""
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -92,7 +92,7 @@ Matter = Mapping[str, str | Thing]
 
 
 class Plot:
-    """How a kind of tale goes: the hero's nature, the beats of its two parts, and what it may be about."""
+    """The course of a kind of tale: the hero's nature, the beats of its two parts, and what it may be about."""
 
     def __init__(self, material: dict[str, Any]) -> None:
         self.nature: str = material["nature"]

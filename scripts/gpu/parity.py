@@ -93,7 +93,7 @@ def compared(
 
 
 def errors(norm: str, supplied: list[Tensor], expected: list[Tensor], truth: list[Tensor]) -> Row:
-    """How far ours is from transformers', and both from the truth; with "fused", only the same bits will do."""
+    """Distances of ours from transformers', and of both from the truth; with "fused", only the same bits will do."""
     apart = max(
         (one.double() - other.double()).abs().max().item() for one, other in zip(supplied, expected, strict=True)
     )
@@ -140,7 +140,7 @@ def our_cases(model: minigpt.GPT2, ids: Tensor, mask: Tensor) -> dict[str, Calla
 
 
 def gradients(model: Any, logits: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Of every parameter, by our names, where the gradients of the logits are random, and small enough for float16."""
+    """Gradients of every parameter, by our names, for random gradients of the logits, small enough for float16."""
     generator = torch.Generator().manual_seed(1)
     with torch.enable_grad():
         actual = logits()
@@ -156,7 +156,7 @@ def only(backend: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def tried(compute: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What transformers gives; or, where the chosen backend of attention cannot, why not."""
+    """The outputs of transformers; or, where the chosen backend of attention cannot give them, the reason."""
     try:
         actual = compute()
     except RuntimeError as error:
@@ -174,7 +174,7 @@ def failures(results: dict[str, Any]) -> list[Row]:
 
 
 def verdicts(results: dict[str, Any]) -> list[Row]:
-    """For each of the published sizes: whether its logits have parity in every dtype, attention, norm and case."""
+    """A row for each of the published sizes: do its logits have parity in every dtype, attention, norm and case?"""
     told = []
     for size in SIZES:
         rows = [row for row in results.get("rows", ()) if row["model"] == size and row["case"] != "gradients"]

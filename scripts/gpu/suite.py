@@ -75,12 +75,12 @@ def main(
 
 
 def is_broken(results: dict[str, Any]) -> bool:
-    """Whether something is wrong, as opposed to slow."""
+    """True if something is wrong, as opposed to slow."""
     return bool(failures(results["parity"])) or any(how["error"] for how in results["parts"].values())
 
 
 def environment(device: torch.device, quick: bool) -> dict[str, Any]:
-    """What it was measured on."""
+    """The machine and the versions of the measurement."""
     told = versions(device) | {"device": str(device), "quick": quick, **software("triton")}
     if device.type != "cuda":
         return told

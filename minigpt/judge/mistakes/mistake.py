@@ -72,5 +72,5 @@ class Mistake:
 
     @property
     def is_outside(self) -> bool:
-        """Whether it changes the logits alone, so that the model need not compute again."""
+        """True if it changes the logits alone, so that the model need not compute again."""
         return self.put is nothing and self.ids is same

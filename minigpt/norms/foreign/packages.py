@@ -33,7 +33,7 @@ class NotSupported(NormError):
 
 
 class Package(NamedTuple):
-    """How to reach the arrays of a package.
+    """Access to the arrays of a package.
 
     Attributes:
         name: of its module.

@@ -128,7 +128,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 class Tile(NamedTuple):
-    """How much one program holds at a time, and how many warps share it. Depends on width and dtype alone."""
+    """The size of what one program holds at a time, and the number of its warps. Depends on width and dtype alone."""
 
     rows: int
     block: int

@@ -1,4 +1,4 @@
-"""What PyTorch's own tools make of transformers' GPT-2: torch.compile, AOTInductor, torchao."""
+"""transformers' GPT-2 by PyTorch's own tools: torch.compile, AOTInductor, torchao."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
