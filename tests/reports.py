@@ -1,9 +1,7 @@
 """Made-up parity reports as their JSON holds them: of any depth, passing or failing, hardly two figures alike."""
 
-import dataclasses
 import random
-import types
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from minigpt.report.parity_report import ParityReport
 
@@ -17,16 +15,7 @@ TEXT = (
 
 def made(fields: Report) -> ParityReport:
     """The object of a report's JSON, as a judgement makes it."""
-    return _made(ParityReport, fields)
-
-
-def _made(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is types.UnionType:
-        return None if value is None else _made(next(one for one in get_args(kind) if one is not type(None)), value)
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return kind(**{name: _made(hints[name], part) for name, part in value.items() if name in hints})
-    return [_made(get_args(kind)[0], part) for part in value] if get_origin(kind) is list else value
+    return ParityReport.from_dict(fields)
 
 
 def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbook", seed: int = 0) -> Report:

@@ -255,25 +255,27 @@ def _show(judged: "Sequence[ParityReport]", json_file: Path | None, html: Path |
     from minigpt.report.page import report_page
     from minigpt.report.terminal import parity_summary, reports_table
 
-    reports: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
     for report in judged:
-        reports.append(report.to_dict())
-    if len(reports) == 1:
-        summary, fields = parity_summary(reports[0]), reports[0]
+        written.append(report.to_dict())
+    if len(judged) == 1:
+        summary, fields = parity_summary(judged[0]), written[0]
     else:
-        summary, fields = reports_table(reports), {"reports": reports}
-    show(summary, fields, json_file, html, lambda: report_page(*reports))
+        summary, fields = reports_table(judged), {"reports": written}
+    show(summary, fields, json_file, html, lambda: report_page(*judged))
 
 
 def _compare(files: list[Path], json_file: Path | None, html: Path | None) -> None:
     """Show reports that were written before in one table."""
     from minigpt.report.page import report_page
+    from minigpt.report.parity_report import read_reports
     from minigpt.report.terminal import reports_table
 
-    for name, written in (("json_file", json_file), ("html", html)):
-        refuse_if((written in files, name, f"would replace {written}, one of the reports; name another file"))
-    reports: list[dict[str, Any]] = []
+    for name, output in (("json_file", json_file), ("html", html)):
+        refuse_if((output in files, name, f"would replace {output}, one of the reports; name another file"))
+    written: list[dict[str, Any]] = []
     for file in files:
         fields = read_object(file, MiniGPTError)
-        reports += fields.get("reports", [fields])  # one command may have written several
-    show(reports_table(reports), {"reports": reports}, json_file, html, lambda: report_page(*reports))
+        written += fields.get("reports", [fields])  # one command may have written several
+    reports = read_reports(written)
+    show(reports_table(reports), {"reports": written}, json_file, html, lambda: report_page(*reports))

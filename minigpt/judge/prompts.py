@@ -35,7 +35,7 @@ MOST_LOGITS = 2**27  # numbers of a text's true logits that are kept: 2,670 toke
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
-class Texts(NamedTuple):
+class TextsToRead(NamedTuple):
     """Texts to read: prompts, and a longer text in windows.
 
     Attributes:
@@ -76,7 +76,7 @@ class Chosen(NamedTuple):
 
 def read_texts(
     place: Path, config: Shape, weights: int, prompts: Prompts | None = None, text: str | Path | None = None
-) -> Texts:
+) -> TextsToRead:
     """Return the texts that the models read: those that are given, else the built-in ones.
 
     Args:
@@ -93,7 +93,7 @@ def read_texts(
         windows = file_windows(ids, config)
     elif prompts is None:
         windows = built_in_windows(chosen, config, weights)
-    return Texts(chosen.ids, chosen.described, chosen.tokenizer, windows, file, ids, chosen.why_random)
+    return TextsToRead(chosen.ids, chosen.described, chosen.tokenizer, windows, file, ids, chosen.why_random)
 
 
 def choose_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:

@@ -19,7 +19,7 @@ from minigpt.judge.measured import Floor, Measures, measure
 from minigpt.judge.measures import Distance
 from minigpt.judge.perplexity import windows_of
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
-from minigpt.judge.prompts import Texts
+from minigpt.judge.prompts import TextsToRead
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read, read_logits
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import Layout
@@ -100,7 +100,7 @@ class TruthReader:
         self,
         name: str,
         source: Source,
-        texts: Texts,
+        texts: TextsToRead,
         attention: str,
         device: torch.device,
         most: int,

@@ -43,7 +43,7 @@ def save_truth(truth: Truth, file: str | Path) -> None:
     Raises:
         MiniGPTError: if it cannot be written.
     """
-    state = state_of(truth)
+    state = metadata_of(truth)
     metadata = {"format": "pt", "minigpt": json.dumps(state)}
     for name in ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max"):  # for others
         metadata[name] = state[name] if isinstance(state[name], str) else json.dumps(state[name])
@@ -77,7 +77,7 @@ def tensors_of(truth: Truth) -> dict[str, Tensor]:
     return tensors
 
 
-def state_of(truth: Truth) -> dict[str, Any]:
+def metadata_of(truth: Truth) -> dict[str, Any]:
     """Return what a truth holds beside its tensors, in JSON's own types."""
     state: dict[str, Any] = {name: getattr(truth, name) for name in PLAIN}
     norms = {}

@@ -81,8 +81,8 @@ def _place_off(figures: ParityFigures, *, is_wrong: bool) -> PlaceOff | None:
     """Return the first place whose error is beyond any noise; else, if the model is wrong, where the error grows."""
     rows = [] if figures.center else places(figures)  # a centred stream is another one
     errors: list[PlaceOff] = []
-    for name, row in rows:
-        error, noise = row["propagated_error"], row["noise"]
+    for row in rows:
+        name, error, noise = row.site, row.propagated_error, row.noise
         if is_far_off(error, noise):
             return PlaceOff(name, error, noise, noise_ratio(error, noise))
         errors.append(PlaceOff(name, error, noise, noise_ratio(error, noise)))
@@ -280,7 +280,10 @@ def _perplexity_change(figures: ParityFigures) -> float:
 
 def _worst(figures: ParityFigures, figure: str) -> float:
     """Return a figure of the logits, on whole texts or as they are decoded, whichever is larger; NaN if one is."""
-    return float(np.max([part[figure] for part in (figures.logits, figures.decoding) if part is not None]))
+    parts = [figures.logits]
+    if figures.decoding is not None:
+        parts.append(figures.decoding)
+    return float(np.max([getattr(part, figure) for part in parts]))
 
 
 QUANTITIES: dict[str, Callable[[ParityFigures], float]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minigpt.report.fields import Form
-from minigpt.report.numerals import brief
+from minigpt.report.numerals import brief, is_finite
 
 WIDTH, HEIGHT = 380, 232  # of a chart, in the units of the drawing: a CSS pixel on a phone
 LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of its lines
@@ -20,12 +20,12 @@ class LogScale:
     """Places positive numbers between 0 and 1 by their logarithm; zero is at 0, a number that is not finite at 1."""
 
     def __init__(self, numbers: Iterable[float | None]) -> None:
-        positive = [x for x in numbers if x is not None and x > 0]
+        positive = [x for x in numbers if is_finite(x) and x > 0]
         self.low, self.high = min(positive, default=1.0), max(positive, default=1.0)
 
     def place(self, x: float | None) -> float:
         """Return where a number lies, from 0 to 1."""
-        if x is None:
+        if not is_finite(x):
             return 1.0
         if x <= 0:
             return 0.0
@@ -107,11 +107,11 @@ class Chart(NamedTuple):
     errors: list[tuple[float, str]]
 
 
-def depth_charts(report: Row) -> list[Chart]:
+def depth_charts(dtype: str, blocks: Sequence[Row], sites: Sequence[Row]) -> list[Chart]:
     """Draw the errors after each block and of each norm's output, both on one scale."""
     panels = (
-        ("The residual stream after each block", "block", "error", report["blocks"]),
-        ("The output of each norm", "site", "propagated_error", report["norm_sites"]),
+        ("The residual stream after each block", "block", "error", blocks),
+        ("The output of each norm", "site", "propagated_error", sites),
     )
     scale = LogScale(row.get(key) for _, _, error, rows in panels for row in rows for key in (error, "noise")).decades
     powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
@@ -122,7 +122,7 @@ def depth_charts(report: Row) -> list[Chart]:
         lines = []
         for look, name, key in (
             ("first", "this model", error),
-            ("noise", f"transformers at {report['dtype']}", "noise"),
+            ("noise", f"transformers at {dtype}", "noise"),
         ):
             heights = {i: row[key] for i, row in enumerate(rows) if row.get(key) is not None}
             lines.append(Line(look, name, [(round(LEFT + across * i, 1), _down(scale, x)) for i, x in heights.items()]))

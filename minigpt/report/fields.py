@@ -7,7 +7,7 @@ and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -17,7 +17,6 @@ MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as 
 MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
 NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
 
-Report = Mapping[str, Any]  # a parity report in JSON's own types
 Form = Callable[[float | None], str]  # formats a number
 
 
@@ -34,22 +33,8 @@ def shown(kind: type) -> dict[str, Shown]:
     return {name: note for name, hint in hints for note in getattr(hint, "__metadata__", ())}
 
 
-class Fields:
-    """Base class of the parts of a report. Their fields are keys too, as in the JSON."""
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field; ``default`` if there is none of that name."""
-        return getattr(self, name, default)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LogitsError(Fields):
+class LogitsError:
     """The distance of logits from the truth.
 
     Attributes:
@@ -71,7 +56,7 @@ class LogitsError(Fields):
 
 
 @dataclass(frozen=True)
-class WorstPosition(Fields):
+class WorstPosition:
     """The position with the largest KL divergence.
 
     Attributes:
@@ -86,7 +71,7 @@ class WorstPosition(Fields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution(Fields):
+class Distribution:
     """Next-token distributions against the truth: on the text file if there is one, else on the prompts.
 
     Attributes:
@@ -116,7 +101,7 @@ class Distribution(Fields):
 
 
 @dataclass(frozen=True)
-class Divergence(Fields):
+class Divergence:
     """A position at which the candidate chooses another token than transformers.
 
     Attributes:
@@ -138,7 +123,7 @@ class Divergence(Fields):
 
 
 @dataclass(frozen=True)
-class Greedy(Fields):
+class Greedy:
     """Greedy tokens, up to the first difference in each text.
 
     Attributes:
@@ -150,7 +135,7 @@ class Greedy(Fields):
 
 
 @dataclass(frozen=True)
-class NormSiteError(Fields):
+class NormSiteError:
     """The error at a norm.
 
     Attributes:
@@ -167,7 +152,7 @@ class NormSiteError(Fields):
 
 
 @dataclass(frozen=True)
-class BlockError(Fields):
+class BlockError:
     """The error of the residual stream after a block, and that of transformers at the dtype."""
 
     block: str
@@ -176,7 +161,7 @@ class BlockError(Fields):
 
 
 @dataclass(frozen=True)
-class PlaceOff(Fields):
+class PlaceOff:
     """A norm or block whose output is off.
 
     Attributes:
@@ -192,7 +177,7 @@ class PlaceOff(Fields):
 
 
 @dataclass(frozen=True)
-class PositionOff(Fields):
+class PositionOff:
     """The first window and position of a text whose logits are off.
 
     Attributes:
@@ -211,7 +196,7 @@ class PositionOff(Fields):
 
 
 @dataclass(frozen=True)
-class PromptOff(Fields):
+class PromptOff:
     """The first prompt and position whose logits are off.
 
     Attributes:
@@ -231,7 +216,7 @@ class PromptOff(Fields):
 
 
 @dataclass(frozen=True)
-class StoredLogits(Fields):
+class StoredLogits:
     """The change of the true logits by storing them at the narrow dtype in which all of the candidate's can be stored.
 
     Attributes:
@@ -247,7 +232,7 @@ class StoredLogits(Fields):
 
 
 @dataclass(frozen=True)
-class TextError(Fields):
+class TextError:
     """Logits on a longer text, in windows of the context; of built-in texts if ``file`` is None."""
 
     file: str | None
@@ -259,7 +244,7 @@ class TextError(Fields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityChange(Fields):
+class PerplexityChange:
     """The perplexity of a whole text file, in windows that overlap: of the original and of the candidate.
 
     Attributes:
@@ -281,7 +266,7 @@ class PerplexityChange(Fields):
 
 
 @dataclass(frozen=True)
-class GradientError(Fields):
+class GradientError:
     """The relative error of the gradient for a Parameter, that of transformers at the dtype, and their ratio."""
 
     parameter: str
@@ -291,7 +276,7 @@ class GradientError(Fields):
 
 
 @dataclass(frozen=True)
-class Bitwise(Fields):
+class Bitwise:
     """Reference arithmetic with the original's norms against transformers, same attention and dtype."""
 
     equal: bool
@@ -299,7 +284,7 @@ class Bitwise(Fields):
 
 
 @dataclass(frozen=True)
-class NotANumber(Fields):
+class NotANumber:
     """The first NaN among a candidate's logits: the number of the text, and the position."""
 
     text: int
@@ -307,7 +292,7 @@ class NotANumber(Fields):
 
 
 @dataclass(frozen=True)
-class Coverage(Fields):
+class Coverage:
     """The share of the context's positions, and of the vocabulary's tokens, that the texts reach."""
 
     positions: int
@@ -317,7 +302,7 @@ class Coverage(Fields):
 
 
 @dataclass(frozen=True)
-class TextDivergence(Fields):
+class TextDivergence:
     """KL divergence along a prompt and its continuation, which begins at ``new_from``."""
 
     prompt: int
@@ -327,7 +312,7 @@ class TextDivergence(Fields):
 
 
 @dataclass(frozen=True)
-class SiteFit(Fields):
+class SiteFit:
     """R squared of a swapped norm before and after it was fitted."""
 
     site: str
@@ -336,7 +321,7 @@ class SiteFit(Fields):
 
 
 @dataclass(frozen=True)
-class SiteChange(Fields):
+class SiteChange:
     """The change of the logits by a site that is swapped alone; ``ratio`` is over the noise floor of the same texts."""
 
     site: str
@@ -345,7 +330,7 @@ class SiteChange(Fields):
 
 
 @dataclass(frozen=True)
-class RemovalStep(Fields):
+class RemovalStep:
     """The model with its norms swapped at the sites up to this one."""
 
     site: str
@@ -357,7 +342,7 @@ class RemovalStep(Fields):
 
 
 @dataclass(frozen=True)
-class Removal(Fields):
+class Removal:
     """The sites in the order in which they are swapped, the least harmful first.
 
     Attributes:
@@ -372,7 +357,7 @@ class Removal(Fields):
 
 
 @dataclass(frozen=True)
-class Bisection(Fields):
+class Bisection:
     """The swapped sites that must have their own norm back for a pass.
 
     Attributes:
@@ -386,7 +371,7 @@ class Bisection(Fields):
 
 
 @dataclass(frozen=True)
-class Precision(Fields):
+class Precision:
     """The dtype whose own error in transformers is nearest to the candidate's, and the candidate's over that error."""
 
     like: str
@@ -394,7 +379,7 @@ class Precision(Fields):
 
 
 @dataclass(frozen=True)
-class Diagnosed(Fields):
+class Diagnosed:
     """A mistake that explains the error.
 
     Attributes:
@@ -411,7 +396,7 @@ class Diagnosed(Fields):
 
 
 @dataclass(frozen=True)
-class BudgetLine(Fields):
+class BudgetLine:
     """A limit that decides, and what was measured."""
 
     quantity: str
@@ -421,7 +406,7 @@ class BudgetLine(Fields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParityFigures(Fields):
+class ParityFigures:
     """The candidate, and all of its measures. Parts that the caller did not ask for are None.
 
     Attributes:
@@ -517,62 +502,86 @@ class Verdict:
         return self.outcome == "PASS"
 
 
-AnyReport = Report | Fields  # of a judgement, or read from JSON
+@dataclass(frozen=True, kw_only=True)
+class ParityFields(ParityFigures):
+    """All that a parity report holds: the figures, the verdict on them, and what is behind it.
+
+    Attributes:
+        verdict, reasons: "pass" or "fail", and a sentence for each reason.
+        budget: the limits that decide in place of parity.
+        first_off: where the error begins.
+        changes: what the candidate's code changed in the process; any is a fault.
+        precision: the dtype whose own error in transformers is nearest to the candidate's.
+        diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
+            if none was sought.
+    """
+
+    verdict: str
+    reasons: Sequence[str]
+    budget: list[BudgetLine] | None
+    first_off: PlaceOff | None
+    changes: list[str]
+    precision: Precision | None
+    diagnosis: list[Diagnosed] | None
+
+    @property
+    def passed(self) -> bool:
+        """True if the budget is kept; without a budget, if parity holds."""
+        return self.verdict == "pass"
+
+    @property
+    def outcome(self) -> str:
+        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+        if self.passed:
+            return "PASS"
+        is_fault = self.exact or self.budget or self.changes or self.nan
+        return "FAIL" if is_fault else "DIFFERENT"
 
 
-def outcome_of(report: AnyReport) -> str:
-    """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-    if report["verdict"] == "pass":
-        return "PASS"
-    is_fault = report["exact"] or report.get("budget") or report["changes"] or report.get("nan")
-    return "FAIL" if is_fault else "DIFFERENT"
-
-
-def perplexities(report: AnyReport) -> tuple[Any, Any]:
+def perplexities(figures: ParityFigures) -> tuple[float, float]:
     """Return the original's and the candidate's: on the text file if there is one, else on the prompts."""
-    if (text := report.get("perplexity")) is not None:
-        return text["reference"], text["candidate"]
-    return report["distribution"]["perplexity_reference"], report["distribution"]["perplexity_candidate"]
+    text, prompts = figures.perplexity, figures.distribution
+    if text is not None:
+        return text.reference, text.candidate
+    return prompts.perplexity_reference, prompts.perplexity_candidate
 
 
-def is_shifted(report: AnyReport) -> bool:
+def is_shifted(figures: ParityFigures) -> bool:
     """Return whether logits are off by one constant at each position, and by nothing else."""
-    errors = [(report["logits"], MOST_NOISE), (report.get("decoding"), MOST_DECODING_NOISE)]
-    if report.get("text") is not None:
-        errors.append((report["text"]["logits"], MOST_NOISE))
-    is_off = False
-    for error, most in errors:
-        if error is not None and not _at_most(error["ratio"], most):
-            is_off = True
-            if not _at_most(error.get("ratio_without_shift"), most):
-                return False
-    return is_off
+    errors = [(figures.logits, MOST_NOISE)]
+    if figures.decoding is not None:
+        errors.append((figures.decoding, MOST_DECODING_NOISE))
+    if figures.text is not None:
+        errors.append((figures.text.logits, MOST_NOISE))
+    off = [(error, most) for error, most in errors if not error.ratio <= most]  # written so that NaN is off
+    return bool(off) and all(error.ratio_without_shift <= most for error, most in off)
 
 
-def _at_most(x: float | None, most: float) -> bool:
-    """Return whether a number is finite, and at most so large; None is one that is not finite."""
-    return x is not None and x <= most
-
-
-def population(report: AnyReport) -> str:
+def population(figures: ParityFigures) -> str:
     """Describe the tokens that the distribution was measured on."""
-    return f"{report['distribution']['tokens']:,} tokens of {text_file(report) or 'the ' + report['prompts']}"
+    return f"{figures.distribution.tokens:,} tokens of {text_file(figures) or 'the ' + figures.prompts}"
 
 
-def places(report: AnyReport) -> list[tuple[str, Report]]:
-    """Return each norm, and each block behind its norms, in the order of the data: by the number in their names."""
-    blocks = [(row["block"], {"propagated_error": row["error"], "noise": row["noise"]}) for row in report["blocks"]]
-    sites = [vars(site) if isinstance(site, Fields) else site for site in report["norm_sites"]]
-    rows = [*((site["site"], site) for site in sites), *blocks]
-    first = next(
-        (i for i, (place, _) in enumerate(rows) if NUMBER.search(place)), 0
-    )  # norms of the embedding go before
+def places(figures: ParityFigures) -> list[NormSiteError]:
+    """Return each norm, and each block behind its norms, in the order of the data: by the number in their names.
 
-    def depth(row: tuple[str, Report]) -> float:
-        number = NUMBER.search(row[0])
-        return int(number[1]) if number else math.inf
-
+    A block is a site without an error of its own, that nothing was swapped at.
+    """
+    rows = list(figures.norm_sites)
+    for block in figures.blocks:
+        rows.append(NormSiteError(block.block, None, block.error, block.noise, False))
+    first = 0
+    while first < len(rows) and not NUMBER.search(rows[first].site):  # norms of the embedding go before
+        first += 1
+    if first == len(rows):
+        first = 0
     return [*rows[:first], *sorted(rows[first:], key=depth)]
+
+
+def depth(row: NormSiteError) -> float:
+    """Return the number of the block that a norm or block is in, or is; infinite for none."""
+    number = NUMBER.search(row.site)
+    return int(number[1]) if number else math.inf
 
 
 def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> float:
@@ -580,12 +589,11 @@ def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> flo
     return rms_error / (noise_floor or 8 * sys.float_info.epsilon * (scale or 1.0))
 
 
-def text_file(report: AnyReport) -> str | None:
+def text_file(figures: ParityFigures) -> str | None:
     """Return the text file that the models read; None if they read prompts alone."""
-    text = report.get("text")
-    return text["file"] if text else None
+    return None if figures.text is None else figures.text.file
 
 
-def unit(report: AnyReport) -> str:
+def unit(figures: ParityFigures) -> str:
     """Return the unit of the standard errors: "window" or "text"."""
-    return "window" if text_file(report) else "text"
+    return "window" if text_file(figures) else "text"

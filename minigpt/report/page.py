@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from minigpt.errors import listing
 from minigpt.report import charts, overview, parts
-from minigpt.report.fields import MOST_NOISE, Report
+from minigpt.report.fields import MOST_NOISE, ParityFields
 from minigpt.report.numerals import brief
 from minigpt.report.parts import Number, Part, Tile
 
@@ -37,30 +37,26 @@ class Sheet(NamedTuple):
     summary: str = ""
 
 
-def report_page(*reports: Report) -> str:
+def report_page(*reports: ParityFields) -> str:
     """Return an HTML page with these reports, which needs no network and no script.
 
     Args:
-        reports: as ``ParityReport.to_dict`` returns them, or read from JSON files. What one lacks is left out.
-
-    Raises:
-        MiniGPTError: if one of them is not a parity report.
+        reports: made by a judgement, or read from JSON files. What one lacks is left out.
     """
-    shown = parts.checked(reports)
-    sheets = [_sheet(report) for report in shown]
-    if len(shown) == 1:
-        return render(f"{shown[0]['outcome']}: {parts.subject(shown[0])}", sheets)
-    heading, models = f"{len(shown)} reports", listing(overview.models_of(shown))
+    sheets = [_sheet(report) for report in reports]
+    if len(reports) == 1:
+        return render(f"{reports[0].outcome}: {parts.subject(reports[0])}", sheets)
+    heading, models = f"{len(reports)} reports", listing(overview.models_of(reports))
     first = Sheet(
-        heading, overview.tables_of(shown), subject=models, about=f"{overview.outcomes_of(shown)}.",
-        sentences=overview.notes_on(shown),
+        heading, overview.tables_of(reports), subject=models, about=f"{overview.outcomes_of(reports)}.",
+        sentences=overview.notes_on(reports),
     )  # fmt: skip
     return render(f"{heading}: {models}", [first, *sheets])
 
 
-def _sheet(report: Report) -> Sheet:
+def _sheet(report: ParityFields) -> Sheet:
     return Sheet(
-        parts.heading(report), parts.parts_of(report), report["outcome"], parts.subject(report),
+        parts.heading(report), parts.parts_of(report), report.outcome, parts.subject(report),
         f"{parts.about(report)}.", parts.sentences(report), parts.tiles(report), parts.pair(report),
     )  # fmt: skip
 

@@ -7,34 +7,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minigpt.errors import MiniGPTError
 from minigpt.files import finite, write_atomically
-from minigpt.report.fields import BudgetLine, Diagnosed, ParityFigures, PlaceOff, Precision, Verdict
+from minigpt.report.fields import Diagnosed, ParityFields, ParityFigures, Precision, Verdict
+from minigpt.report.from_json import from_json
+
+FORMER = ("speed",)  # fields of reports of older versions
+
+
+def read_reports(reports: Sequence[Any]) -> list["ParityReport"]:
+    """Return the reports of JSON objects.
+
+    Raises:
+        MiniGPTError: if one of them is not a parity report of this version; the message has its number.
+    """
+    read: list[ParityReport] = []
+    for number, fields in enumerate(reports, 1):
+        try:
+            read.append(ParityReport.from_dict(fields))
+        except MiniGPTError as error:
+            raise MiniGPTError(str(error).replace("it is", f"report {number} is", 1)) from error
+    return read
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
-class ParityReport(ParityFigures):
+class ParityReport(ParityFields):
     """Is the candidate still the same model as the original, as transformers computes it?
 
     ``print`` shows it as the command does, and a notebook as the page of ``--html``. ``minigpt.report.fields``
     describes its parts.
-
-    Attributes:
-        verdict, reasons: "pass" or "fail", and a sentence for each reason.
-        budget: the limits that decide in place of parity.
-        first_off: where the error begins.
-        changes: what the candidate's code changed in the process; any is a fault.
-        precision: the dtype whose own error in transformers is nearest to the candidate's.
-        diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
-            if none was sought.
     """
-
-    verdict: str
-    reasons: Sequence[str]
-    budget: list[BudgetLine] | None
-    first_off: PlaceOff | None
-    changes: list[str]
-    precision: Precision | None
-    diagnosis: list[Diagnosed] | None
 
     @classmethod
     def of(
@@ -65,18 +67,19 @@ class ParityReport(ParityFigures):
             diagnosis=diagnosis,
         )
 
-    @property
-    def passed(self) -> bool:
-        """True if the budget is kept; without a budget, if parity holds."""
-        return self.verdict == "pass"
+    @classmethod
+    def from_dict(cls, fields: Any) -> "ParityReport":
+        """Return the report that ``to_dict`` wrote, also to a JSON file; a number that is null there is NaN.
 
-    @property
-    def outcome(self) -> str:
-        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-        if self.passed:
-            return "PASS"
-        is_fault = self.exact or self.budget or self.changes or self.nan
-        return "FAIL" if is_fault else "DIFFERENT"
+        Raises:
+            MiniGPTError: if it is not a parity report of this version.
+        """
+        try:
+            return from_json(cls, {name: value for name, value in dict(fields).items() if name not in FORMER})
+        except (TypeError, ValueError) as error:
+            raise MiniGPTError(
+                "it is not a parity report of this version; write one with minigpt parity --json FILE"
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON's own types; a number that is not finite is null."""
@@ -86,7 +89,7 @@ class ParityReport(ParityFigures):
         """Write the report as one self-contained page."""
         from minigpt.report.page import report_page
 
-        write_atomically(path, report_page(self.to_dict()))
+        write_atomically(path, report_page(self))
 
     def __repr__(self) -> str:
         return f"<ParityReport {self.outcome}: {self.model if self.norm == 'its own' else self._with_norm()}>"
@@ -101,12 +104,12 @@ class ParityReport(ParityFigures):
 
         console = Console(file=io.StringIO(), width=max(80, Console().width))
         with console.capture() as caught:
-            console.print(parity_summary(self.to_dict()))
+            console.print(parity_summary(self))
         return caught.get().rstrip()
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, for its styles must not reach the notebook."""
         from minigpt.report.page import report_page
 
-        page = html.escape(report_page(self.to_dict()))
+        page = html.escape(report_page(self))
         return f'<iframe title="{html.escape(repr(self))}" srcdoc="{page}" width="100%" height="800"></iframe>'

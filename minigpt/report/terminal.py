@@ -8,31 +8,25 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.report import overview, parts
-from minigpt.report.fields import Report
-from minigpt.report.parts import Part, checked
+from minigpt.report.fields import ParityFields
+from minigpt.report.parts import Part
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
 
 
-def parity_summary(report: Report) -> RenderableType:
+def parity_summary(report: ParityFields) -> RenderableType:
     """Return the verdict with its reasons, and the parts of a report.
 
     Args:
-        report: as ``ParityReport.to_dict`` returns it, or read from a JSON file.
+        report: made by a judgement, or read from a JSON file.
     """
-    (report,) = checked([report])
-    headline = outcome(report["outcome"], f"{parts.heading(report)}: {parts.about(report)}")
+    headline = outcome(report.outcome, f"{parts.heading(report)}: {parts.about(report)}")
     sentences = (Padding(Text(sentence), (0, 0, 0, 2), expand=False) for sentence in parts.sentences(report))
     return Group(headline, *sentences, *printed(parts.parts_of(report)))
 
 
-def reports_table(reports: Sequence[Report]) -> RenderableType:
-    """Return one table with a row for each report, and the first reason of those that fail.
-
-    Raises:
-        MiniGPTError: if one of them is not a parity report.
-    """
-    reports = checked(reports)
+def reports_table(reports: Sequence[ParityFields]) -> RenderableType:
+    """Return one table with a row for each report, and the first reason of those that fail."""
     return Group(*printed(overview.tables_of(reports)), *map(Text, overview.notes_on(reports)))
 
 

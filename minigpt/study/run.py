@@ -142,8 +142,8 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     judged = report.to_dict()
     yield {
         "verdict": judged["verdict"], "outcome": report.outcome, "ratio": judged["logits"]["ratio"],
-        "report": _keep_report(report, out, name), **_figures(judged, AT_THE_SWAP),
-        "perplexity_before": perplexities(judged)[0], "protocol": {"dtype": report.dtype},
+        "report": _keep_report(report, out, name), **_figures(report, AT_THE_SWAP),
+        "perplexity_before": perplexities(report)[0], "protocol": {"dtype": report.dtype},
     }  # fmt: skip
     if training is None:
         if study.metrics:
@@ -157,8 +157,7 @@ def _parts(study: Study, cell: Cell, key: str, out: Path, progress: Progress) ->
     model = result.model.to(resolve_device(recipe.device))
     yield {**result.curves(), "tokens": result.tokens, "tokens_seen": result.tokens_seen}
     progress("judging it after training", 0.99)
-    judged = original.judge(model, diagnose=False).to_dict()
-    yield _figures(judged, RECOVERED)
+    yield _figures(original.judge(model, diagnose=False), RECOVERED)
     yield from _metrics(study.metrics, model, result.tokenizer)
 
 
@@ -180,16 +179,17 @@ def original_of(study: Study, recipe: Recipe, progress: Progress) -> Original:
     return _last_original[key]
 
 
-def _figures(judged: Mapping[str, Any], names: tuple[str, ...]) -> CellRow:
+def _figures(report: ParityReport, names: tuple[str, ...]) -> CellRow:
     """Return how far a judged model is from the original, under these names, with standard errors over rows of text.
 
     With a text, the change of the loss is that of the whole text, as the perplexity is. There are two more figures of
     a text then. entropy: of the predictions, in nats, a mean over tokens. text_rows: for each window, the tokens that
     count and the sum of their losses in nats.
     """
+    judged = report.to_dict()
     text = judged["perplexity"] or {}
     measured = judged["distribution"] | {name: text[name] for name in text if name.startswith("loss_change")}
-    row: CellRow = {names[-1]: perplexities(judged)[1]}
+    row: CellRow = {names[-1]: perplexities(report)[1]}
     for name, quantity in zip(names, DISTANCES, strict=False):
         row |= {name: measured.get(quantity), f"{name}_se": measured.get(f"{quantity}_se")}
     if text:

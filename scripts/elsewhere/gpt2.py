@@ -26,7 +26,6 @@ import minigpt
 from minigpt.files import write_atomically
 from minigpt.machine import processor_name
 from minigpt.report.diagnosis import diagnosis_lines, precision_line
-from minigpt.report.parts import checked
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("onnx", "openvino", "ctranslate2", "ctranslate2_avx2", "llama_cpp", "compiled")
@@ -103,7 +102,7 @@ def measure(program: str, folder: Path, file: Path) -> None:
 
 def sentences_of(fields: dict[str, Any]) -> list[str]:
     """Return what a report says of the cause of an error: the precision that it is like, and the mistake."""
-    (report,) = checked([fields])
+    report = minigpt.ParityReport.from_dict(fields)
     return precision_line(report) + diagnosis_lines(report)
 
 

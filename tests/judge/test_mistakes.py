@@ -51,7 +51,7 @@ def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) ->
     named = [found.mistake for found in report.diagnosis]
     assert sorted(named) == ["positions from 1", "the exact GELU in place of tanh"]
     assert [found.explains for found in report.diagnosis] == [False, True]
-    sentence = diagnosis_lines(as_read(report))[0]
+    sentence = diagnosis_lines(report)[0]
     assert sentence.startswith("It is this GPT-2 with ")
     assert " and with " in sentence
 
@@ -96,11 +96,6 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
     assert all(not (first.moves_blocks and second.moves_blocks) for first, second in pairs)
 
 
-def as_read(report: ParityReport) -> dict[str, Any]:
-    fields = {name: value for name, value in report.to_dict().items() if value is not None}
-    return fields | {"outcome": report.outcome}
-
-
 def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> None:
     noise = torch.Generator().manual_seed(1)
     program = planted.Program(original.truth.place)
@@ -121,7 +116,7 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
     assert report.precision is not None
     assert report.precision.like == "bfloat16"
     print(f"{report.precision.ratio:.3g} times transformers' own at bfloat16")
-    assert precision_line(as_read(report))[0].endswith("at bfloat16: it computes in bfloat16.")
+    assert precision_line(report)[0].endswith("at bfloat16: it computes in bfloat16.")
 
 
 def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Original) -> None:
@@ -131,7 +126,7 @@ def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Origin
     assert report.diagnosis is None
     assert report.precision is not None
     assert report.precision.like == "float32"
-    assert precision_line(as_read(report))[0].endswith("at float32: it computes in float32.")
+    assert precision_line(report)[0].endswith("at float32: it computes in float32.")
 
 
 def test_no_norm_that_differs_on_purpose_is_diagnosed_unless_asked(original: minigpt.Original) -> None:

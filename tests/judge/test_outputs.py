@@ -238,7 +238,7 @@ def shown(report: minigpt.ParityReport) -> str:
 
     console = Console(width=300)
     with console.capture() as caught:
-        console.print(parity_summary(report.to_dict()))
+        console.print(parity_summary(report))
     return caught.get()
 
 
@@ -249,7 +249,7 @@ def test_right_logits_beside_a_wrong_output(original: minigpt.Original, right: T
     assert report.passed
     sentence = "The logits are right, but the output of h.1.ln_2 is not: it is off by 0.00100 of its size"
     assert sentence in shown(report)
-    assert sentence in report_page(report.to_dict())
+    assert sentence in report_page(report)
 
 
 def test_the_head_is_named_where_all_before_it_is_right(
@@ -271,7 +271,7 @@ def test_a_shift_is_all_that_is_said_of_it(original: minigpt.Original, right: Te
     assert len(report.reasons) == 2
     assert "shifted by one constant" in report.reasons[1]
     assert "the logits are off" not in shown(report)
-    assert "first-off" not in report_page(report.to_dict())
+    assert "first-off" not in report_page(report)
 
 
 # What cannot be known of a file
@@ -280,10 +280,10 @@ def test_a_shift_is_all_that_is_said_of_it(original: minigpt.Original, right: Te
 def test_the_own_error_of_a_files_norms_is_blank(original: minigpt.Original, right: Tensors, tmp_path: Path) -> None:
     report = judged(original, right, tmp_path)
     assert [site["local_error"] for site in report.to_dict()["norm_sites"]] == [None] * 5
-    for text in (shown(report), report_page(report.to_dict())):
+    for text in (shown(report), report_page(report)):
         assert "not finite" not in text
         assert "Not judged: norms by themselves, since a file cannot be given the original" in text
-    assert "Own error" not in report_page(report.to_dict())
+    assert "Own error" not in report_page(report)
 
 
 def test_a_file_has_no_norm_in_question(original: minigpt.Original, right: Tensors, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_file_has_no_norm_in_question(original: minigpt.Original, right: Tenso
     file = str(tmp_path / "outputs")
     assert shown(report).startswith(f"PASS  Parity holds: {file}, against ")
     assert repr(report) == f"<ParityReport PASS: {file}>"
-    assert "with its own" not in shown(report) + report_page(report.to_dict())
+    assert "with its own" not in shown(report) + report_page(report)
 
 
 def test_random_ids_are_explained_once(folder: Path, tmp_path: Path) -> None:

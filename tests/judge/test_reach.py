@@ -233,7 +233,7 @@ def test_a_nan_in_a_file_fails_with_its_place(
     report = original.judge_outputs(tmp_path / "file", gradients=False)
     assert report.outcome == "FAIL"
     assert any(named in reason for reason in report.reasons), report.reasons
-    assert "not finite" in report_page(report.to_dict()) or key != "logits.1"
+    assert "not finite" in report_page(report) or key != "logits.1"
 
 
 def test_a_record_of_another_version_is_refused(original: minigpt.Original, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_where_something_else_breaks_parity_no_norm_is_blamed(folder: Path) -> N
     assert not report.passed
     assert report.bisect.sites == []
     sentence = "What breaks parity: no set of the swapped sites, on the texts as transformers wrote them."
-    assert sentence in report_page(report.to_dict())
+    assert sentence in report_page(report)
 
 
 def test_only_swapped_sites_are_asked_about(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sabotages
-from reports import Report, sample_report
+from reports import Report, made, sample_report
 from test_page import HOSTILE, assert_all_shown, replaced, with_budget
 
 from minigpt.conformance import check_norm
@@ -37,7 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     }
     folder = tmp_path_factory.mktemp("pages")
     for name, shown in reports.items():
-        (folder / f"{name}.html").write_text(report_page(*shown.values()), encoding="utf-8")
+        (folder / f"{name}.html").write_text(report_page(*map(made, shown.values())), encoding="utf-8")
     return {name: (folder / f"{name}.html", shown) for name, shown in reports.items()}
 
 

@@ -8,12 +8,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from reports import Report, sample_report
+from reports import Report, made, sample_report
 
 import minigpt
+from minigpt.report import page as pages
 from minigpt.report.charts import LogScale, depth_ticks
 from minigpt.report.numerals import percent, uncertain
-from minigpt.report.page import report_page
+from minigpt.report.parity_report import read_reports
 
 HOSTILE = (
     '</title></style><script>window.entered = 1</script><img src=x onerror="window.entered=1">'
@@ -91,6 +92,11 @@ REPORTS: dict[str, Callable[[], Report]] = {
 }
 
 every_report = pytest.mark.parametrize("name", REPORTS)
+
+
+def report_page(*reports: Report) -> str:
+    """The page of reports as their JSON holds them."""
+    return pages.report_page(*map(made, reports))
 
 
 @functools.cache
@@ -277,7 +283,7 @@ def test_no_text_of_a_report_becomes_markup(compare: bool) -> None:
 @pytest.mark.parametrize("report", [{}, [], {name: x for name, x in sample_report(2).items() if name != "bisect"}])
 def test_what_is_no_report_of_this_version_is_refused(report: Any, unchecked: None) -> None:
     with pytest.raises(minigpt.MiniGPTError, match=r"^report 2 is not a parity report of this version; write one with"):
-        report_page(sample_report(2), report)
+        read_reports([sample_report(2), report])
 
 
 # Its parts

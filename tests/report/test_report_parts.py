@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from reports import sample_report
+from reports import made, sample_report
 
-from minigpt.report.fields import Distribution, Fields, LogitsError, NormSiteError, shown
+from minigpt.report.fields import Distribution, LogitsError, NormSiteError, shown
 from minigpt.report.overview import notes_on
-from minigpt.report.parts import checked, parts_of, sentences
+from minigpt.report.parts import parts_of, sentences
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_IN_A_TABLE = {"ratio_without_shift", "worst", "site", "swapped"}  # a sentence, a row or a mark tells these
@@ -18,14 +18,14 @@ every_kind = pytest.mark.parametrize("kind", [LogitsError, Distribution, NormSit
 
 
 @every_kind
-def test_every_figure_has_a_title_or_is_the_error_of_one_that_has(kind: type[Fields]) -> None:
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+def test_every_figure_has_a_title_or_is_the_error_of_one_that_has(kind: type) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
     errors = {name for name in names if name.removesuffix("_se") in shown(kind)}
     assert names - errors - NOT_IN_A_TABLE == set()
 
 
 @every_kind
-def test_the_docs_say_what_every_figure_is(kind: type[Fields]) -> None:
+def test_the_docs_say_what_every_figure_is(kind: type) -> None:
     page = (DOCS / "parity.md").read_text(encoding="utf-8")
     table = page.partition("| figure |")[2].partition("\n\n")[0]
     titles = ", ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)).split(", ")
@@ -34,7 +34,7 @@ def test_the_docs_say_what_every_figure_is(kind: type[Fields]) -> None:
 
 
 def test_a_part_has_a_cell_for_every_head() -> None:
-    (report,) = checked([sample_report(2, passing=False)])
+    report = made(sample_report(2, passing=False))
     for part in parts_of(report):
         assert all(len(row) == len(part.heads) for row in part.rows), part.name
         assert part.title
@@ -42,14 +42,14 @@ def test_a_part_has_a_cell_for_every_head() -> None:
 
 
 def test_a_centred_model_has_no_table_of_norms() -> None:
-    (report,) = checked([sample_report(2) | {"center": True}])
+    report = made(sample_report(2) | {"center": True})
     assert "sites" not in {part.name for part in parts_of(report)}
 
 
 @pytest.mark.parametrize("file", [None, "held.txt"])
 def test_the_built_in_texts_are_explained_where_they_are_all_that_was_read(file: str | None) -> None:
     sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
-    (report,) = checked([sample | {"text": sample["text"] | {"file": file}}])
+    report = made(sample | {"text": sample["text"] | {"file": file}})
     assert any("--text FILE" in sentence for sentence in sentences(report)) is (file is None)
 
 
@@ -57,7 +57,7 @@ def test_the_built_in_texts_are_explained_where_they_are_all_that_was_read(file:
 def test_the_built_in_texts_are_unlike_the_training_text_of_the_demo_alone(model: str, against: str | None) -> None:
     sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
     sample |= {"model": model, "against": against, "text": sample["text"] | {"file": None}}
-    (report,) = checked([sample])
+    report = made(sample)
     for lines in (sentences(report), notes_on([report])):
         is_of_demo = any("the demo's training text" in line for line in lines)
         assert is_of_demo is ((against or model) == "demo")

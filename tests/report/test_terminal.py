@@ -27,7 +27,10 @@ def failing() -> Report:
     logits = {"max_abs_error": 0.875, "rms_error": 0.0456, "scale": 1.5, "noise_floor_max": 0.25}
     reasons = ["The logits' RMS error is 0.0456."]
     return report_with(
-        logits=logits | {"noise_floor_rms": 0.0152, "ratio": 3.0}, bisect=None, verdict="fail", reasons=reasons
+        logits=logits | {"noise_floor_rms": 0.0152, "ratio": 3.0, "ratio_without_shift": 3.0},
+        bisect=None,
+        verdict="fail",
+        reasons=reasons,
     )
 
 
@@ -39,7 +42,7 @@ def judgement() -> ParityReport:
 
 def shown(report: Report, width: int = 400) -> str:
     """The summary as it is written to a file."""
-    return printed(parity_summary(report), width)
+    return printed(parity_summary(made(report)), width)
 
 
 def printed(summary: RenderableType, width: int = 400) -> str:
@@ -175,7 +178,7 @@ def test_the_table_of_sites_begins_where_the_error_does() -> None:
 def test_a_table_never_mixes_two_texts() -> None:
     of_file = report_with(text=MADE["text"] | {"file": "held.txt"}, distribution=MADE["distribution"] | {"tokens": 500})
     of_prompts = report_with(perplexity=None)
-    text = printed(reports_table([of_file, of_prompts, of_file]))
+    text = printed(reports_table([made(of_file), made(of_prompts), made(of_file)]))
     tables = text.split("All verdicts")[1:]
     assert [table.count("PASS") for table in tables] == [2, 1]
     assert "500 tokens of held.txt" in tables[0]
