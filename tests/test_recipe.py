@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import minigpt
 from minigpt import ConfigError, NormError, Recipe
 from minigpt.checkpoint.norms import described_norms
-from minigpt.checkpoint.save import can_save_frozen
 from minigpt.recipe import RECIPE_OPTIONS, differences
+from minigpt.study.export import can_save_frozen
 from minigpt.study.study import AXES
 
 TALE = "Once upon a time there was a young gardener named Tom. He had a garden. " * 20

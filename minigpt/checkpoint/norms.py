@@ -26,11 +26,7 @@ OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json has besid
 Pairs = list[tuple[str, norms.NormSpec]]
 Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, or by patterns of sites
 
-# A LayerNorm whose eps is far above every variance divides by sqrt(eps), a constant. So any program reads a model of
-# frozen norms as a plain GPT-2, as arXiv 2507.02559 publishes them: each weight is the frozen weight times
-# sqrt(eps) / deviation. The root of this eps is a power of two, so multiplying rounds nothing. Variances below 2**16
-# vanish beside it.
-FROZEN_EPS = 2.0**40
+# Frozen norms as a plain GPT-2, which ``study/export.py`` writes: an eps so large that a norm divides by its root.
 PLAIN_CALIBRATION = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
 NORM_WEIGHT = re.compile(r"(.*\.)?(ln_1|ln_2|ln_f)\.weight")
 PLAIN_FORM: Pairs = [("*", "frozen")]  # the norms of such a checkpoint

@@ -1,7 +1,5 @@
 """Model -> checkpoint, as transformers reads it."""
 
-import copy
-import dataclasses
 import itertools
 import logging
 from collections.abc import Mapping
@@ -10,22 +8,19 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES, write_json
-from minigpt.checkpoint.norms import FROZEN_EPS, as_pairs, norm_at, norm_fields, sites_with_other_eps
+from minigpt.checkpoint.norms import as_pairs, norm_at, norm_fields, sites_with_other_eps
 from minigpt.checkpoint.read import misfits
 from minigpt.checkpoint.replace import replacing
 from minigpt.engine.parts import quantize_of
-from minigpt.errors import CheckpointError, NormError, listing
+from minigpt.errors import CheckpointError, listing
 from minigpt.files import as_path
 from minigpt.host import uncompiled
 from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
-from minigpt.norms.frozen import FrozenLayerNorm
-from minigpt.norms.record import record_of
 from minigpt.precision import dtype_name
-from minigpt.swap import swap_norms
 
 MAX_SHARD_BYTES = 5 * 10**9
 PREFIX = "transformer."  # of a GPT2LMHeadModel's file; a GPT2Model's has none
@@ -105,43 +100,6 @@ def _warn_of_other_eps(model: GPT2) -> None:
     )  # fmt: skip
 
 
-def save_frozen(model: GPT2, directory: str | Path, tokenizer: SavesItself | None = None) -> None:
-    """Write a model whose norms are all frozen so that transformers alone loads it with the same logits.
-
-    ``minigpt.from_pretrained`` loads what is written with frozen norms again.
-
-    Raises:
-        NormError: if ``can_save_frozen`` is False, or a scaled weight is too large for the model's dtype.
-        CheckpointError: as ``save_pretrained``.
-    """
-    if not can_save_frozen(model):
-        raise NormError(
-            "only a model whose norms are all frozen and divide all positions by one deviation has a plain form; end "
-            "the training schedule with a stage first@STEP"
-        )
-    plain = copy.deepcopy(model)
-    plain.config = dataclasses.replace(model.config, layer_norm_epsilon=FROZEN_EPS)
-    for site, norm in model.norm_modules().items():
-        weight = plain.get_parameter(f"{site}.weight")
-        deviation = _deviations(norm)[0]
-        with torch.no_grad():
-            weight.copy_(weight.double() * (FROZEN_EPS**0.5 / deviation))
-        record_of(plain.get_submodule(site)).originals.clear()  # a fitted norm's own scale and shift are saved
-        if not weight.isfinite().all():
-            raise NormError(
-                f"the scaled weight of {site} does not fit into {weight.dtype}; save in float32 or bfloat16"
-            )
-    swap_norms(plain, "fused")
-    for norm in plain.norm_modules().values():
-        norm.eps = FROZEN_EPS  # type: ignore[assignment]
-    save_pretrained(plain, directory, tokenizer)
-
-
-def can_save_frozen(model: GPT2) -> bool:
-    """True if all norms are frozen, and each divides all positions by one deviation."""
-    return all(len(set(_deviations(norm))) == 1 for norm in model.norm_modules().values())
-
-
 def _saved_tensors(model: GPT2) -> dict[str, Tensor]:
     """Return the state_dict by a checkpoint's names. Memory that is shared, as by a norm at two sites, is copied."""
     places: set[int] = set()
@@ -193,10 +151,3 @@ def _saved_name(name: str) -> str:
     if name.startswith("lm_head."):
         return name
     return PREFIX + name
-
-
-def _deviations(norm: nn.Module) -> list[float]:
-    """Return what a frozen norm divides the other positions and the first by; nothing if it is not calibrated."""
-    if type(norm) is not FrozenLayerNorm or norm.calibration is None:  # a tapered norm is more than a constant
-        return []
-    return norm.calibration.tolist()

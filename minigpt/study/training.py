@@ -17,7 +17,6 @@ from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, 
 
 from minigpt import hf
 from minigpt.checkpoint import save_pretrained
-from minigpt.checkpoint.save import can_save_frozen, save_frozen
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, remove, write_atomically
@@ -29,6 +28,7 @@ from minigpt.model import GPT2
 from minigpt.norms.foreign.arrays import require_gradients
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
+from minigpt.study.export import can_save_frozen, save_frozen
 from minigpt.study.resume import WEIGHTS, damage_of, newest_written, note_damaged, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, training_fingerprint

@@ -6,7 +6,7 @@ import transformers
 
 import minigpt
 from minigpt.checkpoint import read_checkpoint, read_stable
-from minigpt.checkpoint.save import save_frozen
+from minigpt.study.export import save_frozen
 
 
 def frozen(ids):
