@@ -17,7 +17,6 @@ def study(
     out: OutFolder,
     html: LaterFile = None,
     csv: LaterFile = None,
-    latex: LaterFile = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     ray: Ray = None,
 ) -> None:
@@ -30,7 +29,6 @@ def study(
         out: Folder for cells.jsonl, the reports and the training runs.
         html: Write the tables and the figures here as one page.
         csv: Write the table here.
-        latex: Write the table here as a LaTeX tabular, by pandas.
         only: Only cells with this value; may be repeated.
 
     Examples:
@@ -39,16 +37,13 @@ def study(
         Started again, it runs only the cells that OUT/cells.jsonl lacks. A cell whose text, norm, model or settings
         have changed runs again.
     """
-    for target in (html, csv, latex):
+    for target in (html, csv):
         _check_target(target, out)
     with progress() as say:
         say("checking", 0.0)
         from minigpt.study.run import run_study
         from minigpt.study.study import cells_with, read_study
-        from minigpt.study.table import check_latex
 
-        if latex is not None:
-            check_latex()
         plan = read_study(file)
         out.mkdir(parents=True, exist_ok=True)
         rows = run_study(plan, out, say, file=file, ray=ray, cells=cells_with(plan, only or []))
@@ -62,9 +57,8 @@ def study(
             model = f"{row['model']} " * (len(plan.models) > 1)
             reasons.append(f"{model}{row['norm']} {row['sites']} seed {row['seed']}: {row['reason']}")
     console.print("\n".join(reasons), end="\n" * bool(reasons))
-    for target, text in ((csv, table.csv_table), (latex, table.latex_table)):
-        if target is not None:
-            write(target, text(rows))
+    if csv is not None:
+        write(csv, table.csv_table(rows))
     if html is not None:
         write(html, page.page(rows, file.stem, out, html, shlex.join(["minigpt", *sys.argv[1:]])))
     if reasons:

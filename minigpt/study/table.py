@@ -1,7 +1,6 @@
-"""A study's rows as a table: on the terminal, as CSV and in LaTeX, and what was done in words."""
+"""A study's rows as a table: on the terminal and as CSV, and what was done in words."""
 
 import csv
-import importlib.util
 import io
 import math
 import statistics
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.errors import ConfigError
 from minigpt.judge.measures import mean_by_rows
 from minigpt.report.numerals import brief, duration, percent
 from minigpt.study.study import DIVERGED, FAILED, LAYER_NORM, CellRow
@@ -20,7 +18,6 @@ from minigpt.study.study import DIVERGED, FAILED, LAYER_NORM, CellRow
 IDENTITY = ("model", "norm", "sites", "seed", "fit")
 OF_A_SWAP = ("norm", "sites", "keep", "fit", "schedule")  # settings that a control does not have
 MINUS, DASH = "\u2212", "\u2013"
-LATEX = str.maketrans({"±": r"$\pm$", MINUS: "$-$", DASH: "--", "×": r"$\times$"})  # noqa: RUF001
 
 
 class Column(NamedTuple):
@@ -254,31 +251,6 @@ def csv_table(rows: list[CellRow]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def check_latex() -> None:
-    """Check that pandas, which writes LaTeX, is installed.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if importlib.util.find_spec("pandas") is None:
-        raise ConfigError("needs pandas, which is not installed; pip install pandas", argument="latex")
-
-
-def latex_table(rows: list[CellRow]) -> str:
-    """Return the last table of the page as a tabular of LaTeX, by pandas."""
-    from pandas import DataFrame
-
-    table = summarize(rows)
-    figures = [*stages(table).values()][-1]
-    lines = [
-        [*(format_setting(cell.settings.get(name)) for name in table.varying),
-         *(format_figure(cell.figures[name], table.columns[name]) for name in figures)]
-        for cell in table.cells
-    ]  # fmt: skip
-    heads = [*(name.replace("_", " ") for name in table.varying), *map(table.head, figures)]
-    return DataFrame(lines, columns=heads).to_latex(index=False, escape=True).translate(LATEX)
 
 
 def protocol(rows: list[CellRow], command: str = "") -> list[tuple[str, str]]:

@@ -626,7 +626,7 @@ WRITES = (
     "generate --prompts PROMPTS --out", "parity --json", "parity --html", "parity --record",
     "parity --remove --remove-file", "norms --check rms --html", "convert FOLDER", "sites FOLDER --text PROMPTS --json",
     "sites FOLDER --text PROMPTS --html", "finetune --text PROMPTS --steps 1 --out", "study PROMPTS --out",
-    *(f"study PROMPTS --out OUT {name}" for name in ("--html", "--csv", "--latex")),
+    *(f"study PROMPTS --out OUT {name}" for name in ("--html", "--csv")),
     "bench generate --json", "bench norms --json",
 )  # fmt: skip
 

@@ -182,7 +182,7 @@ DASH = (
     "parity --html -", "parity --record -", "parity --norm rms --remove --remove-file -", "norms --check rms --html -",
     "sites FOLDER --text TEXT --html -", "generate --prompts PROMPTS --out -", "convert FOLDER -",
     "finetune --text TEXT --steps 1 --out -", "study TEXT --out -", "study TEXT --out NEW --html -",
-    "study TEXT --out NEW --csv -", "study TEXT --out NEW --latex -",
+    "study TEXT --out NEW --csv -",
 )  # fmt: skip
 
 

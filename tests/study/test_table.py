@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from minigpt.study.page import _cells, figures, page
-from minigpt.study.table import TRAINED, Column, Figure, csv_table, format_figure, latex_table, summarize
+from minigpt.study.table import TRAINED, Column, Figure, csv_table, format_figure, summarize
 
+DOCS = Path(__file__).parents[2] / "docs" / "study.md"
 ROW: dict[str, Any] = {
     "model": "demo", "norm": "rms", "sites": "*", "seed": 0, "verdict": "fail", "outcome": "DIFFERENT", "reason": None,
     "ratio": 2.5, "kl_mean": 0.1, "kl_median": 0.05, "top1_agreement": 0.9, "loss_change": 0.5,
@@ -75,7 +76,6 @@ def test_a_column_has_the_larger_error_and_its_head_names_it(over_seeds: float, 
     assert table.head("over_baseline") == f"over the control, nats (± {over})"
     assert table.head("loss") == "held-out loss, nats (± 400 rows)"
     assert table.head("kl_median") == "KL, median, nats"
-    assert over in latex_table(rows)
 
 
 def test_rows_of_text_of_different_lengths_count_by_their_tokens() -> None:
@@ -103,7 +103,22 @@ def test_a_row_that_failed_is_in_every_form(tmp_path: Path) -> None:
     assert "<title>a study: demo</title>" in text
     assert ROW["report"] not in text, "a page without reports beside it leads to none"
     assert csv_table([ROW, failed]).splitlines()[1].startswith("demo,rms,*,0,,10,fail,DIFFERENT,,2.5")
-    assert r"\toprule" in latex_table([ROW, failed])
+
+
+def test_the_docs_make_a_latex_table_of_the_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas", reason="writes LaTeX: pip install pandas")
+    (tmp_path / "results").mkdir()
+    rows, _ = study_of_seeds(1.0, 0.1)
+    (tmp_path / "results" / "study.csv").write_text(csv_table(rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    code = DOCS.read_text(encoding="utf-8").partition("```python\nimport pandas\n")[2].partition("```")[0]
+    exec("import pandas\n" + code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert r"norm & seed & loss & loss\_se & over\_baseline & over\_baseline\_se \\" in lines
+    for row in rows:
+        assert sum(line.startswith(f"{row['norm']} & {row['seed']} & ") for line in lines) == 1
 
 
 def test_a_pattern_of_sites_stays_whole_and_breaks_at_commas(tmp_path: Path) -> None:
