@@ -159,6 +159,19 @@ def _is_layer_norm(norm: nn.Module) -> bool:
     return type(norm) is nn.LayerNorm or type(norm) in known
 
 
+def norms_in_config(fields: Mapping[str, Any]) -> Pairs:
+    """Return the norms that a config.json names, by patterns of sites; none if all are LayerNorm.
+
+    Raises:
+        NormError: as ``split_norms``.
+    """
+    plain, pairs = split_norms(fields)
+    eps = plain.get("layer_norm_epsilon")
+    if isinstance(eps, int | float) and is_frozen(eps):
+        return PLAIN_FORM
+    return pairs
+
+
 def is_frozen(eps: float) -> bool:
     """True if a config's layer_norm_epsilon says that its norms divide by a constant."""
     return eps >= 2.0**20

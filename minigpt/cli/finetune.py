@@ -63,7 +63,7 @@ def finetune(
     with progress() as say:
         say("loading", 0.0)
         from minigpt.checkpoint import holds_model
-        from minigpt.study.study import Training, checked_schedule
+        from minigpt.study.settings import Training, checked_schedule
         from minigpt.study.training import checkpoints_of
         from minigpt.study.training import finetune as run
 

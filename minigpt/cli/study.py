@@ -41,8 +41,9 @@ def study(
         _check_target(target, out)
     with progress() as say:
         say("checking", 0.0)
+        from minigpt.study.file import read_study
         from minigpt.study.run import run_study
-        from minigpt.study.study import cells_with, read_study
+        from minigpt.study.study import cells_with
 
         plan = read_study(file)
         out.mkdir(parents=True, exist_ok=True)

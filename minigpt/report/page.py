@@ -13,7 +13,7 @@ from minigpt.report.fields import MOST_NOISE, ParityFields
 from minigpt.report.numerals import brief
 from minigpt.report.parts import Number, Part, Tile
 
-SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
+VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
 
 
@@ -83,7 +83,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"repr": repr, "with_symbols": with_symbols, "dotted": dotted}
     environment.globals |= {
-        "MOST_NOISE": MOST_NOISE, "SIGNS": SIGNS, "Number": Number, "charts": charts,
+        "MOST_NOISE": MOST_NOISE, "SIGNS": VERDICT_SIGNS, "Number": Number, "charts": charts,
         "brief": brief, "zip": zip,
     }  # fmt: skip
     return environment

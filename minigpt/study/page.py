@@ -1,6 +1,5 @@
 """A study as one page, with pictures that matplotlib draws as SVG."""
 
-import contextlib
 import io
 import itertools
 import math
@@ -8,6 +7,7 @@ import os
 import statistics
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from minigpt.choices import words_of
 from minigpt.errors import ConfigError, listing
-from minigpt.report.page import SIGNS, Sheet, render
+from minigpt.report.page import VERDICT_SIGNS, Sheet, render
 from minigpt.report.parts import Cell, Number, Part
 from minigpt.study import table
 from minigpt.study.study import CellRow
@@ -26,7 +26,7 @@ COLOURS = ("#0e8a94", "#c8662a", "#7a72c9", "#b0823a", "#c4568f", "#5c8f3f", "#4
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 INK, GRID = "#4a4f55", "#c9c6c0"  # as drawn; on the page they follow its scheme
 MOST_UNBROKEN = 32  # characters of a pattern or a file's name that stay on one line of a table
-WIDTH, HEIGHT = 5.2, 3.1  # inches of 72 units
+FIGURE_WIDTH, CURVES_HEIGHT = 5.2, 3.1  # inches of 72 units
 
 MEANING = (
     "± is one standard error, over the seeds or over the rows of the text, as the head of a column says. Losses, "
@@ -35,60 +35,120 @@ MEANING = (
     "original, as minigpt parity does. The held-out loss is the logarithm of the perplexity. Over the control is that "
     "loss less the loss of the model's own norms after the same training, seed with seed and row with row."
 )
-WRONG = "A cell that failed runs again when the study is started again."
-DONE = "Settings that all cells share. Files are named with the first digits of their SHA-256."
-AGAIN = "Each command makes one cell anew. The control is a cell of its own, with its own command."
-OF_ERRORS = "The mean, and one standard error to each side where it is known."
+WENT_WRONG = "A cell that failed runs again when the study is started again."
+WAS_DONE = "Settings that all cells share. Files are named with the first digits of their SHA-256."
+RUN_AGAIN = "Each command makes one cell anew. The control is a cell of its own, with its own command."
+ABOUT_ERRORS = "The mean, and one standard error to each side where it is known."
 CAPTIONS = {  # titles of the figures, and what they show
     "loss": (
         "Held-out loss against steps",
         "A band is one standard error over the seeds. A short mark at the foot is a step at which norms were swapped.",
     ),
-    "over-baseline": ("Loss over the control", OF_ERRORS),
-    "kl-mean": ("KL divergence from the original", OF_ERRORS),
+    "over-baseline": ("Loss over the control", ABOUT_ERRORS),
+    "kl-mean": ("KL divergence from the original", ABOUT_ERRORS),
 }
+STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.size": 9, "font.family": "DejaVu Sans",
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "grid.color": GRID, "axes.spines.top": False, "axes.spines.right": False,
+}  # fmt: skip
 
 
 def page(rows: list[CellRow], title: str, out: Path, html: Path, command: str = "") -> str:
     """Return one self-contained page: what was done, sortable tables, and the figures if matplotlib is installed.
 
-    It leads to the parity reports that ``out`` has; without them it stands alone.
+    It leads to the parity reports that ``out`` has; without them it has no links.
     """
-    summaries, folder = table.summarize(rows), os.path.relpath(out, html.parent or ".")
-    parts: list[Part] = []
-    for name, columns in table.stages(summaries).items():
-        cells: list[list[Cell]] = []
-        for cell in summaries.cells:
-            sign, report = SIGNS.get(cell.outcome, "✗"), cell.settings["report"]
-            is_linked = report and (out / report).exists()
-            verdict = Markup('<a href="{}/{}">{}</a>' if is_linked else "{2}").format(folder, report, cell.outcome)
-            label = Markup("<bdi>{}</bdi><small>{}</small>").format(
-                cell.settings["norm"], _unbroken(summaries.label(cell))
-            )
-            shown = [_number(cell.figures[column], summaries.columns[column]) for column in columns]
-            cells.append([label, Markup("{}&nbsp;{}").format(sign, verdict), *shown])
-        parts.append(
-            Part(name.lower().replace(" ", "-"), name, "", ["norm", "verdict", *map(summaries.head, columns)], cells)
-        )
-    reasons = [(cell.settings["norm"], reason) for cell in summaries.cells for reason in cell.reasons]
-    commands = [(cell.settings["norm"], line) for cell in summaries.cells for line in cell.commands]
-    parts.append(Part("reasons", "What went wrong", WRONG, ("norm", "reason"), reasons))
-    with contextlib.suppress(ConfigError):
-        for name, svg in figures(rows).items():
-            parts.append(Part(name, *CAPTIONS[name], drawing="figure", data=_inline(svg)))
-    parts.append(Part("protocol", "What was done", DONE, ("", "value"), table.protocol(rows, command)))
-    parts.append(Part("commands", "Run a cell again", AGAIN, ("norm", "command"), commands, folded="Commands"))
-    parts = [part for part in parts if part.rows or part.drawing]
+    summaries = table.summarize(rows)
+    reports = Reports(out, os.path.relpath(out, html.parent or "."))
+    parts = _tables(summaries, reports)
+    parts.append(_reasons(summaries))
+    parts += _figure_parts(rows)
+    parts.append(Part("protocol", "What was done", WAS_DONE, ("", "value"), table.protocol(rows, command)))
+    parts.append(_commands(summaries))
     models = listing({str(cell.settings["model"]) for cell in summaries.cells})
-    return render(f"{title}: {models}", [Sheet(title, parts, subject=models, about=MEANING)], "study.html")
+    sheet = Sheet(title, [part for part in parts if part.rows or part.drawing], subject=models, about=MEANING)
+    return render(f"{title}: {models}", [sheet], "study.html")
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The parity reports of a study.
+
+    Attributes:
+        out: the study's folder.
+        address: of that folder, as the page says it.
+    """
+
+    out: Path
+    address: str
+
+    def link(self, cell: table.Summary) -> Markup:
+        """Return the outcome of a cell as a link to its report, or as text if there is no report."""
+        report = cell.settings["report"]
+        if report and (self.out / report).exists():
+            return Markup('<a href="{}/{}">{}</a>').format(self.address, report, cell.outcome)
+        return Markup("{}").format(cell.outcome)
+
+
+def _tables(summaries: table.Summaries, reports: Reports) -> list[Part]:
+    """Return a table for each stage of the study."""
+    parts = []
+    for stage, columns in table.stages(summaries).items():
+        heads = ["norm", "verdict", *map(summaries.head, columns)]
+        cells = [_table_row(summaries, cell, columns, reports) for cell in summaries.cells]
+        parts.append(Part(stage.lower().replace(" ", "-"), stage, "", heads, cells))
+    return parts
+
+
+def _table_row(summaries: table.Summaries, cell: table.Summary, columns: list[str], reports: Reports) -> list[Cell]:
+    label = _unbroken(summaries.label(cell))
+    named = Markup("<bdi>{}</bdi><small>{}</small>").format(cell.settings["norm"], label)
+    sign = VERDICT_SIGNS.get(cell.outcome, "✗")
+    verdict = Markup("{}&nbsp;{}").format(sign, reports.link(cell))
+    row: list[Cell] = [named, verdict]
+    for name in columns:
+        row.append(_number(cell.figures[name], summaries.columns[name]))
+    return row
+
+
+def _reasons(summaries: table.Summaries) -> Part:
+    rows = []
+    for cell in summaries.cells:
+        for reason in cell.reasons:
+            rows.append((cell.settings["norm"], reason))
+    return Part("reasons", "What went wrong", WENT_WRONG, ("norm", "reason"), rows)
+
+
+def _commands(summaries: table.Summaries) -> Part:
+    rows = []
+    for cell in summaries.cells:
+        for command in cell.commands:
+            rows.append((cell.settings["norm"], command))
+    return Part("commands", "Run a cell again", RUN_AGAIN, ("norm", "command"), rows, folded="Commands")
+
+
+def _figure_parts(rows: list[CellRow]) -> list[Part]:
+    """Return the figures; none if matplotlib is not installed."""
+    try:
+        drawn = figures(rows)
+    except ConfigError:
+        return []
+    parts = []
+    for name, svg in drawn.items():
+        caption, about = CAPTIONS[name]
+        parts.append(Part(name, caption, about, drawing="figure", data=_inline(svg)))
+    return parts
 
 
 def _unbroken(label: str) -> Markup:
     """Return a label that breaks between its words and patterns, and inside of those only that are very long."""
     words: list[Markup] = []
     for word in _spaced(label).split():
-        whole = Markup('<span class="whole">{}</span>') if len(word) <= MOST_UNBROKEN else Markup("{}")
-        words.append(whole.format(word))
+        form = Markup("{}")
+        if len(word) <= MOST_UNBROKEN:
+            form = Markup('<span class="whole">{}</span>')
+        words.append(form.format(word))
     return Markup(" ").join(words)
 
 
@@ -97,13 +157,16 @@ def _spaced(label: str) -> str:
     return ", ".join(words_of(label))
 
 
-def _lines(title: str, width: int) -> str:
-    """Return the title of a figure in lines of at most so many characters. A pattern's hyphen ends none."""
-    return "\n".join(textwrap.wrap(_spaced(title), width, break_on_hyphens=False))
+def _lines(label: str, width: int) -> str:
+    """Return a label in lines of at most so many characters. A pattern's hyphen ends none."""
+    return "\n".join(textwrap.wrap(_spaced(label), width, break_on_hyphens=False))
 
 
 def _number(figure: table.Figure | None, column: table.Column) -> Cell:
-    return None if figure is None else Number(figure.mean, lambda _: table.format_figure(figure, column))
+    if figure is None:
+        return None
+    text = table.format_figure(figure, column)
+    return Number(figure.mean, lambda _: text)
 
 
 def figures(rows: list[CellRow]) -> dict[str, str]:
@@ -113,17 +176,30 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
         ConfigError: if matplotlib is not installed.
     """
     summaries = table.summarize(rows)
-    titles = [", ".join(filter(None, (cell.settings["norm"], summaries.label(cell)))) for cell in summaries.cells]
+    labels = [_label(summaries, cell) for cell in summaries.cells]
     drawn: dict[str, str] = {}
+    name = "kl_mean"
     if summaries.is_trained:
-        drawn["loss"] = _drawn(lambda axes: _curves(axes, summaries.cells, titles), HEIGHT + 0.17 * len(titles))
-    name = "over_baseline" if summaries.is_trained else "kl_mean"
-    looks = zip(titles, summaries.cells, itertools.cycle(COLOURS), strict=False)
-    cells = [(title, figure, colour) for title, cell, colour in looks if (figure := cell.figures[name])]
+        name = "over_baseline"
+        height = CURVES_HEIGHT + 0.17 * len(labels)
+        drawn["loss"] = _drawn(lambda axes: _curves(axes, summaries.cells, labels), height)
+    cells = []
+    for label, cell, colour in zip(labels, summaries.cells, itertools.cycle(COLOURS), strict=False):
+        figure = cell.figures[name]
+        if figure is not None:
+            cells.append((label, figure, colour))
     if cells:
         column = summaries.columns[name]
         drawn[name.replace("_", "-")] = _drawn(lambda axes: _cells(axes, cells, column), 0.7 + 0.35 * len(cells))
     return drawn
+
+
+def _label(summaries: table.Summaries, cell: table.Summary) -> str:
+    """Return the norm of a cell with its other settings that vary."""
+    others = summaries.label(cell)
+    if not others:
+        return cell.settings["norm"]
+    return f"{cell.settings['norm']}, {others}"
 
 
 def _drawn(draw: Callable[[Any], None], height: float) -> str:
@@ -133,35 +209,31 @@ def _drawn(draw: Callable[[Any], None], height: float) -> str:
         from matplotlib.figure import Figure as Canvas
     except ModuleNotFoundError as error:
         raise ConfigError("figures need matplotlib, which is not installed; pip install 'minigpt[plots]'") from error
-    with mpl.rc_context({
-        "svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.size": 9, "font.family": "DejaVu Sans",
-        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-        "grid.color": GRID, "axes.spines.top": False, "axes.spines.right": False,
-    }):  # fmt: skip
-        canvas = Canvas((WIDTH, height), layout="constrained")
+    with mpl.rc_context(STYLE):
+        canvas = Canvas((FIGURE_WIDTH, height), layout="constrained")
         draw(canvas.add_subplot())
         file = io.StringIO()
         canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     return file.getvalue()
 
 
-def _curves(axes: Any, cells: list[table.Summary], titles: list[str]) -> None:
+def _curves(axes: Any, cells: list[table.Summary], labels: list[str]) -> None:
     """Draw the loss over the steps, a band of one standard error over seeds around each mean, and ticks at swaps."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    looks = zip(itertools.cycle(COLOURS), itertools.cycle(DASHES), strict=False)
-    for cell, title, (colour, dash) in zip(cells, titles, looks, strict=False):
-        points = [point for point in zip(*cell.curves, strict=False) if None not in (loss for _, loss in point)]
-        if not points:
+    for cell, label, colour, dash in zip(
+        cells, labels, itertools.cycle(COLOURS), itertools.cycle(DASHES), strict=False
+    ):
+        steps, losses = _losses_by_step(cell.curves)
+        if not steps:
             continue
-        steps = [point[0][0] for point in points]
-        losses = np.array([[loss for _, loss in point] for point in points])  # (steps, seeds)
         means = losses.mean(1)
-        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label=_lines(title, 70))
-        if losses.shape[1] > 1:
-            errors = losses.std(1, ddof=1) / math.sqrt(losses.shape[1])
+        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label=_lines(label, 70))
+        seeds = losses.shape[1]
+        if seeds > 1:
+            errors = losses.std(1, ddof=1) / math.sqrt(seeds)
             axes.fill_between(steps, means - errors, means + errors, color=colour, alpha=0.25, linewidth=0)
-        swaps = sorted({*cell.settings["swaps"].values()})
+        swaps = sorted(set(cell.settings["swaps"].values()))
         axes.plot(swaps, [0.02] * len(swaps), "|", color=colour, transform=axes.get_xaxis_transform(), markersize=6)
     axes.set(xlabel="step", ylabel=f"{table.TRAINED['loss'].head}, nats a token", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7), numticks=12))
@@ -171,29 +243,48 @@ def _curves(axes: Any, cells: list[table.Summary], titles: list[str]) -> None:
     axes.figure.legend(loc="outside lower left", frameon=False, fontsize=8)
 
 
-def _cells(axes: Any, cells: list[tuple[str, table.Figure, str]], column: table.Column) -> None:
-    """Draw a figure of each cell with its standard error."""
-    from matplotlib.ticker import MaxNLocator
+def _losses_by_step(curves: list[list[list[float]]]) -> tuple[list[float], Any]:
+    """Return the steps at which all seeds have a loss, and these losses: an array (steps, seeds)."""
+    steps = []
+    losses = []
+    for points in zip(*curves, strict=False):  # one of each seed, [step, loss]
+        at_step = [loss for _, loss in points]
+        if None not in at_step:
+            steps.append(points[0][0])
+            losses.append(at_step)
+    return steps, np.array(losses)
 
-    sizes = [abs(figure.mean) for _, figure, _ in cells]
-    middle = statistics.median(sizes) or min(filter(None, sizes), default=1.0)
-    if not column.is_difference and min(sizes) > 0:
-        axes.set_xscale("log")
-    elif max(sizes) > 30 * middle:  # else a bad cell puts all others on 0
-        axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(middle)))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+
+def _cells(axes: Any, cells: list[tuple[str, table.Figure, str]], column: table.Column) -> None:
+    """Draw a figure of each cell with its standard error, from its label, its figure and its colour."""
+    _scale(axes, [abs(figure.mean) for _, figure, _ in cells], column)
     style = {"fmt": "o", "markersize": 4, "capsize": 3, "linewidth": 1.2}
-    for place, (_, figure, colour) in enumerate(cells):
+    labels = []
+    for place, (label, figure, colour) in enumerate(cells):
+        labels.append(_lines(label, 34))
         axes.errorbar(figure.mean, place, xerr=figure.error or 0.0, color=colour, **style)
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))
-    axes.set_yticklabels([_lines(title, 34) for title, *_ in cells], fontsize=8)
+    axes.set_yticklabels(labels, fontsize=8)
     axes.grid(visible=True, axis="x", linewidth=0.5)
+
+
+def _scale(axes: Any, sizes: list[float], column: table.Column) -> None:
+    """Choose a scale on which a bad cell does not put all others on 0."""
+    from matplotlib.ticker import MaxNLocator
+
+    middle = statistics.median(sizes) or min(filter(None, sizes), default=1.0)
+    if not column.is_difference and min(sizes) > 0:
+        axes.set_xscale("log")
+    elif max(sizes) > 30 * middle:
+        axes.set_xscale("symlog", linthresh=10 ** math.ceil(math.log10(middle)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def _inline(svg: str) -> Any:
     """Return a picture as a part of a page, in the colours of its scheme."""
-    body = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--line)")
+    body = svg[svg.index("<svg") :]
+    body = body.replace(INK, "currentColor").replace(GRID, "var(--line)")
     return Markup(body.replace("'DejaVu Sans'", "inherit"))  # matplotlib escapes what it writes

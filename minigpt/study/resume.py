@@ -11,7 +11,7 @@ from pathlib import Path
 from minigpt.errors import CheckpointError
 from minigpt.files import remove
 
-WEIGHTS, STATE = "weights.pt", "trainer_state.json"
+TRAINED_WEIGHTS, TRAINER_STATE = "weights.pt", "trainer_state.json"
 TORCH_FILES = (".pt", ".pth")
 TORCH_WRITER = "inline_container"  # in the message of a RuntimeError: torch.save could not write
 
@@ -26,7 +26,9 @@ def writing(folder: Path, resumes_at: Callable[[], int | None]) -> Iterator[None
             raise
         reason = getattr(error, "strerror", None) or "the disk may be full"
         step = resumes_at()
-        goes_on = "begins again at step 0" if step is None else f"goes on from the checkpoint of step {step}"
+        goes_on = "begins again at step 0"
+        if step is not None:
+            goes_on = f"goes on from the checkpoint of step {step}"
         raise CheckpointError(f"cannot write to {folder}: {reason}; the same command {goes_on}") from error
 
 
@@ -61,7 +63,7 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 def is_cut(place: Path) -> bool:
     """Return True if a checkpoint was not written to its end: it has no trainer_state.json, its last file."""
-    return not (place / STATE).is_file()
+    return not (place / TRAINER_STATE).is_file()
 
 
 def damage_of(place: Path) -> str | None:
@@ -69,13 +71,13 @@ def damage_of(place: Path) -> str | None:
     if is_cut(place):
         return "was cut short"
     try:
-        step = json.loads((place / STATE).read_text())["global_step"]
+        step = json.loads((place / TRAINER_STATE).read_text())["global_step"]
     except (OSError, ValueError, KeyError, TypeError):
-        return f"has a damaged {STATE}"
+        return f"has a damaged {TRAINER_STATE}"
     if place.name != f"checkpoint-{step}":
-        return f"has the {STATE} of step {step}"
-    if not (place / WEIGHTS).is_file():
-        return f"has no {WEIGHTS}"
+        return f"has the {TRAINER_STATE} of step {step}"
+    if not (place / TRAINED_WEIGHTS).is_file():
+        return f"has no {TRAINED_WEIGHTS}"
     for file in sorted(place.iterdir()):
         if file.suffix in TORCH_FILES and not _is_whole_archive(file):
             return f"has a damaged {file.name}"
@@ -93,11 +95,16 @@ def _is_whole_archive(file: Path) -> bool:
 
 def note_damaged(folder: Path, steps: int) -> None:
     """Log which checkpoints are newer than the one that the run goes on from, and why it cannot take them."""
-    step = resumable_step(folder, steps)
-    goes_on = "the run begins again at step 0" if step is None else f"the run goes on from step {step}"
-    for newer, place in checkpoints_in(folder):
-        if (step is None or newer > step) and (damage := damage_of(place)):
-            logging.getLogger("minigpt").warning("%s %s, so %s", place, damage, goes_on)
+    resumed = resumable_step(folder, steps)
+    goes_on = "begins again at step 0"
+    if resumed is not None:
+        goes_on = f"goes on from step {resumed}"
+    for step, place in checkpoints_in(folder):
+        if resumed is not None and step <= resumed:
+            break  # all others are older
+        damage = damage_of(place)
+        if damage is not None:
+            logging.getLogger("minigpt").warning("%s %s, so the run %s", place, damage, goes_on)
 
 
 def remove_cut(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from minigpt.swap.sites import matching
 MERGE = "first"  # the stage at which frozen norms divide the first position as all others
 MOMENTUM = 0.1  # weight of the newest batch in the running average
 
-_STAGE = re.compile(r"(?P<pattern>[^@\s]+)@(?P<start>\d+)(?:\+(?P<gap>\d+))?")
+STAGE = re.compile(r"(?P<pattern>[^@\s]+)@(?P<start>\d+)(?:\+(?P<gap>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,17 @@ def parse_schedule(text: str | None, sites: Sequence[str]) -> Schedule:
         return Schedule(dict.fromkeys(sites, 0))
     steps: dict[str, int] = {}
     merge = None
-    for stage in map(str.strip, text.split(",")):
-        match = _STAGE.fullmatch(stage)
+    for part in text.split(","):
+        stage = part.strip()
+        match = STAGE.fullmatch(stage)
         if match is None:
             raise NormError(f"a stage of the schedule must be PATTERN@START or PATTERN@START+GAP, got {stage!r}")
-        pattern, start, gap = match["pattern"], int(match["start"]), int(match["gap"] or 0)
-        if pattern == MERGE:
+        start = int(match["start"])
+        gap = int(match["gap"] or 0)
+        if match["pattern"] == MERGE:
             merge = start
             continue
-        for number, site in enumerate(matching(pattern, sites)):
+        for number, site in enumerate(matching(match["pattern"], sites)):
             if site in steps:
                 raise NormError(f"schedule: {site} has two steps; the second is in {stage!r}")
             steps[site] = start + gap * number
@@ -84,28 +86,36 @@ class ScheduledNorm(nn.Module):
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
         super().__init__()
-        self.old, self.new, self.is_on = old, new, False
-        self.register_buffer("average", torch.full((2,), math.nan, device=next(new.parameters()).device))
+        self.old = old
+        self.new = new
+        self.is_on = False
+        device = next(new.parameters()).device
+        self.register_buffer("average", torch.full((2,), math.nan, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.new, FrozenLayerNorm) and self.new.calibration is None and x.shape[1] > 1:
-            if (self.training and not self.is_on) or self.average.isnan().any():
+        needs_constants = isinstance(self.new, FrozenLayerNorm) and self.new.calibration is None
+        if needs_constants and x.shape[1] > 1:
+            is_before = self.training and not self.is_on
+            if is_before or self.average.isnan().any():
                 self.observe(x.detach())
             if self.is_on:
                 self.new.freeze(*self.average)
-        return self.new(x) if self.is_on else self.old(x)
+        return self.present(x)
 
     @property
     def present(self) -> nn.Module:
         """The norm that computes now."""
-        return self.new if self.is_on else self.old
+        if self.is_on:
+            return self.new
+        return self.old
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
         """Move the running averages towards the deviations of ``x`` (B, T, C)."""
         deviation = self.new.deviation(x.float()).squeeze(-1)  # (B, T)
         batch = torch.stack([deviation[:, 0].mean(), deviation[:, 1:].mean()])
-        self.average.copy_(torch.where(self.average.isnan(), batch, self.average.lerp(batch, MOMENTUM)))
+        moved = self.average.lerp(batch, MOMENTUM)
+        self.average.copy_(torch.where(self.average.isnan(), batch, moved))
 
 
 class NormSchedule:
@@ -127,9 +137,13 @@ class NormSchedule:
         old = {site: body.get_submodule(site) for site in schedule.steps}
         if old:
             swap_norms(body, norm, list(old), keep)
-        self.body, self.schedule, self.rows = body, schedule, rows
-        self.norms = {site: ScheduledNorm(module, body.get_submodule(site)) for site, module in old.items()}
-        for site, scheduled in self.norms.items():
+        self.body = body
+        self.schedule = schedule
+        self.rows = rows
+        self.norms: dict[str, ScheduledNorm] = {}
+        for site, module in old.items():
+            scheduled = ScheduledNorm(module, body.get_submodule(site))
+            self.norms[site] = scheduled
             body.set_submodule(site, scheduled)
             if isinstance(scheduled.new, FrozenLayerNorm):
                 scheduled.new.calibration = None
@@ -142,17 +156,31 @@ class NormSchedule:
         Args:
             fits: False if the new norms' values come from a checkpoint.
         """
-        starting = [site for site, start in self.schedule.steps.items() if start <= step and not self.norms[site].is_on]
-        if starting and fits and self.rows is not None:  # to the old norms, in the model as it is at this step
-            for site in starting:
-                self.body.set_submodule(site, self.norms[site].new)
-            rows = self.rows.to(self.body.wte.weight.device)
-            fit_to(self.body, rows, {site: self.norms[site].old for site in starting})
-        for site in starting:
-            self.body.set_submodule(site, self.norms[site])
-            self.norms[site].is_on = True
+        starting: dict[str, ScheduledNorm] = {}
+        for site, start in self.schedule.steps.items():
+            scheduled = self.norms[site]
+            if start <= step and not scheduled.is_on:
+                starting[site] = scheduled
+        if starting and fits and self.rows is not None:
+            self._fit(starting, self.rows)
+        for scheduled in starting.values():
+            scheduled.is_on = True
         if self.schedule.merge is not None and step >= self.schedule.merge:
-            for scheduled in self.norms.values():
-                if getattr(scheduled.new, "calibration", None) is not None:
-                    usual = scheduled.new.calibration[0]
-                    scheduled.new.freeze(usual, usual)
+            self._merge_first()
+
+    def _fit(self, starting: Mapping[str, ScheduledNorm], rows: Tensor) -> None:
+        """Fit new norms to the old ones on rows (B, T), in the model as it is at this step."""
+        for site, scheduled in starting.items():
+            self.body.set_submodule(site, scheduled.new)
+        old = {site: scheduled.old for site, scheduled in starting.items()}
+        fit_to(self.body, rows.to(self.body.wte.weight.device), old)
+        for site, scheduled in starting.items():
+            self.body.set_submodule(site, scheduled)
+
+    def _merge_first(self) -> None:
+        """Let frozen norms divide the first position by the usual deviation."""
+        for scheduled in self.norms.values():
+            norm = scheduled.new
+            if isinstance(norm, FrozenLayerNorm) and norm.calibration is not None:
+                usual = norm.calibration[0]
+                norm.freeze(usual, usual)

@@ -6,21 +6,23 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from minigpt.judge.measures import mean_by_rows
 from minigpt.report.numerals import brief, duration, percent
-from minigpt.study.study import DIVERGED, FAILED, LAYER_NORM, CellRow
+from minigpt.study.settings import LAYER_NORM
+from minigpt.study.study import DIVERGED, FAILED, CellRow
 
 IDENTITY = ("model", "norm", "sites", "seed", "fit")
 OF_A_SWAP = ("norm", "sites", "keep", "fit", "schedule")  # settings that a control does not have
 MINUS, DASH = "\u2212", "\u2013"
 
 
-class Column(NamedTuple):
+@dataclass(frozen=True)
+class Column:
     """A figure: its name, its unit, whether it is a difference, and how many digits it has if its error is unknown."""
 
     head: str
@@ -31,7 +33,9 @@ class Column(NamedTuple):
     @property
     def title(self) -> str:
         """The name with the unit."""
-        return f"{self.head}, {self.unit}" if self.unit else self.head
+        if self.unit:
+            return f"{self.head}, {self.unit}"
+        return self.head
 
 
 Columns = dict[str, Column]  # by the name in a row
@@ -61,7 +65,8 @@ ON_TERMINAL = {
 }  # fmt: skip
 
 
-class Figure(NamedTuple):
+@dataclass(frozen=True)
+class Figure:
     """A mean, and its standard error; None if it is unknown."""
 
     mean: float
@@ -103,23 +108,33 @@ class Summaries:
     errors: dict[str, str]
 
     def label(self, cell: Summary) -> str:
-        """Return the settings of a cell beside its norm, of those that vary."""
-        names = [name for name in self.varying if name != "norm"]
-        settings = [f"{name.replace('_', ' ')} {format_setting(cell.settings.get(name))}" for name in names]
-        return ", ".join(settings + ([f"{cell.seeds} seeds"] if cell.seeds > 1 else []))
+        """Return those settings of a cell that vary, without its norm."""
+        words = []
+        for name in self.varying:
+            if name != "norm":
+                words.append(f"{in_words(name)} {format_setting(cell.settings.get(name))}")
+        if cell.seeds > 1:
+            words.append(f"{cell.seeds} seeds")
+        return ", ".join(words)
 
     def head(self, name: str) -> str:
         """Return the head of a column, with what its ± is over."""
-        return self.columns[name].title + (f" (± {self.errors[name]})" if name in self.errors else "")
+        title = self.columns[name].title
+        if name in self.errors:
+            return f"{title} (± {self.errors[name]})"
+        return title
 
     def having(self, names: Iterable[str]) -> list[str]:
-        """Return those of ``names`` that have a figure in a cell."""
-        return [name for name in names if any(cell.figures.get(name) for cell in self.cells)]
+        """Return the ``names`` that have a figure in a cell."""
+        return [name for name in names if self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        return any(cell.figures.get(name) for cell in self.cells)
 
     @property
     def is_trained(self) -> bool:
         """True if a cell is trained."""
-        return any(map(any, (cell.curves for cell in self.cells)))
+        return any(any(cell.curves) for cell in self.cells)
 
 
 def summarize(rows: list[CellRow]) -> Summaries:
@@ -128,67 +143,135 @@ def summarize(rows: list[CellRow]) -> Summaries:
     A column has the larger of two errors: over the seeds, if there are several, or over the rows of the text.
     """
     rows = with_derived(rows)
-    names = [name for name in varying(rows) if name != "seed"]
-    groups: dict[str, list[CellRow]] = {}
-    for row in rows:
-        groups.setdefault(str([row.get(name) for name in names]), []).append(row)
-    cells = [_summary(group) for group in groups.values()]
-    columns, errors = columns_of(rows), dict[str, str]()
-    texts = max((len(row.get("text_rows") or ()) for row in rows), default=0)
-    over_rows = f"{texts} rows" if texts else "prompts"
-    over_seeds = f"{max((cell.seeds for cell in cells), default=0)} seeds"
+    settings = [name for name in varying(rows) if name != "seed"]
+    groups = _grouped(rows, settings)
+    cells = [_summary(group) for group in groups]
+    over_rows, over_seeds = _over_rows(rows), f"{max(map(len, groups), default=0)} seeds"
+    columns = columns_of(rows)
+    over: dict[str, str] = {}
     for name in columns:
-        by_row = [_mean(group, f"{name}_se") for group in groups.values()]
-        by_seed = [_seed_error(group, name) for group in groups.values()]
-        totals = [sum(error or 0 for error in kind) for kind in (by_row, by_seed)]
-        larger, over = (by_seed, over_seeds) if totals[1] > totals[0] else (by_row, over_rows)
-        errors |= {name: over} if any(totals) else {}
-        for cell, group, error in zip(cells, groups.values(), larger, strict=True):
+        errors = [_mean(group, f"{name}_se") for group in groups]
+        by_seed = [_seed_error(group, name) for group in groups]
+        over_what = over_rows
+        if _total(by_seed) > _total(errors):
+            errors, over_what = by_seed, over_seeds
+        if _total(errors):
+            over[name] = over_what
+        for cell, group, error in zip(cells, groups, errors, strict=True):
             mean = _mean(group, name)
             cell.figures[name] = None if mean is None else Figure(mean, error)
-    return Summaries(cells, names, columns, errors)
+    return Summaries(cells, settings, columns, over)
+
+
+def _grouped(rows: list[CellRow], settings: list[str]) -> list[list[CellRow]]:
+    """Return the rows with equal settings together."""
+    groups: dict[str, list[CellRow]] = {}
+    for row in rows:
+        values = [row.get(name) for name in settings]
+        groups.setdefault(str(values), []).append(row)
+    return list(groups.values())
 
 
 def _summary(group: list[CellRow]) -> Summary:
-    outcomes = {row["outcome"] for row in group}
-    worst = next((outcome for outcome in (FAILED, DIVERGED) if outcome in outcomes), "FAIL")
-    outcome = outcomes.pop() if len(outcomes) == 1 else worst
-    reasons = list(dict.fromkeys(row["reason"] for row in group if row.get("reason")))
-    commands, curves = [row["command"] for row in group], [row["eval_losses"] or row["losses"] for row in group]
-    return Summary(group[0], outcome, reasons, commands, len(group), {}, curves)
+    reasons = [row["reason"] for row in group if row.get("reason")]
+    return Summary(
+        settings=group[0],
+        outcome=_outcome([row["outcome"] for row in group]),
+        reasons=list(dict.fromkeys(reasons)),
+        commands=[row["command"] for row in group],
+        seeds=len(group),
+        figures={},
+        curves=[row["eval_losses"] or row["losses"] for row in group],
+    )
+
+
+def _outcome(outcomes: list[str]) -> str:
+    """Return the outcome of all seeds if it is one, else the worst."""
+    if len(set(outcomes)) == 1:
+        return outcomes[0]
+    for worst in (FAILED, DIVERGED):
+        if worst in outcomes:
+            return worst
+    return "FAIL"
+
+
+def _over_rows(rows: list[CellRow]) -> str:
+    """Return what the errors over texts are over: the windows of the text, or the prompts."""
+    windows = 0
+    for row in rows:
+        windows = max(windows, len(row.get("text_rows") or ()))
+    return f"{windows} rows" if windows else "prompts"
+
+
+def _total(errors: list[float | None]) -> float:
+    """Return the sum of the errors that are known."""
+    return sum(error or 0.0 for error in errors)
+
+
+def _values(group: list[CellRow], name: str) -> list[float] | None:
+    """Return a figure of every seed; None if a seed lacks it."""
+    values = []
+    for row in group:
+        if row.get(name) is None:
+            return None
+        values.append(row[name])
+    return values
 
 
 def _mean(group: list[CellRow], name: str) -> float | None:
     """Return the mean of a figure over seeds; None if a seed lacks it."""
-    values = [row[name] for row in group if row.get(name) is not None]
-    return statistics.fmean(values) if len(values) == len(group) else None
+    values = _values(group, name)
+    if values is None:
+        return None
+    return statistics.fmean(values)
 
 
 def _seed_error(group: list[CellRow], name: str) -> float | None:
-    values = [row[name] for row in group if row.get(name) is not None]
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) == len(group) > 1 else None
+    """Return the standard error of that mean; None if a seed lacks the figure, or there is one seed."""
+    values = _values(group, name)
+    if values is None or len(values) < 2:
+        return None
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def with_derived(rows: list[CellRow]) -> list[CellRow]:
     """Return the rows with metrics as columns, their held-out loss, and how far it is above the control's."""
-    rows = [row | row.get("metrics", {}) | {"loss": None, "over_baseline": None} for row in rows]
+    derived = []
+    controls: dict[str, CellRow] = {}
     for row in rows:
-        if row.get("text_rows"):
-            row["loss"], row["loss_se"] = _mean_of(row["text_rows"])
-        elif curve := row["eval_losses"] or row["losses"]:
-            row["loss"] = curve[-1][1]
-    controls = {_trained_as(row): row for row in rows if is_control(row)}
-    for row in rows:
+        row = row | row.get("metrics", {}) | {"loss": None, "over_baseline": None}
+        _derive_loss(row)
+        derived.append(row)
+        if is_control(row):
+            controls[_trained_as(row)] = row
+    for row in derived:
         control = controls.get(_trained_as(row))
         is_trained = row["losses"] or row["eval_losses"]
-        if control is None or not is_trained or None in (row["loss"], control["loss"]):
-            continue
-        row["over_baseline"] = row["loss"] - control["loss"]
-        if row.get("text_rows") and control.get("text_rows"):
-            pairs = zip(row["text_rows"], control["text_rows"], strict=True)
-            differences = [[tokens, loss - other] for (tokens, loss), (_, other) in pairs]
-            row["over_baseline"], row["over_baseline_se"] = _mean_of(differences)
-    return rows
+        if control is not None and is_trained:
+            _derive_difference(row, control)
+    return derived
+
+
+def _derive_loss(row: CellRow) -> None:
+    """Give a row its held-out loss: of the text, else the last of its training."""
+    curve = row["eval_losses"] or row["losses"]
+    if row.get("text_rows"):
+        row["loss"], row["loss_se"] = _mean_of(row["text_rows"])
+    elif curve:
+        _, row["loss"] = curve[-1]
+
+
+def _derive_difference(row: CellRow, control: CellRow) -> None:
+    """Give a row its loss over the control's, paired by the rows of the text where both have some."""
+    if row["loss"] is None or control["loss"] is None:
+        return
+    row["over_baseline"] = row["loss"] - control["loss"]
+    if not (row.get("text_rows") and control.get("text_rows")):
+        return
+    differences = []
+    for (tokens, loss), (_, other) in zip(row["text_rows"], control["text_rows"], strict=True):
+        differences.append([tokens, loss - other])
+    row["over_baseline"], row["over_baseline_se"] = _mean_of(differences)
 
 
 def is_control(row: CellRow) -> bool:
@@ -198,28 +281,47 @@ def is_control(row: CellRow) -> bool:
 
 def _mean_of(rows: list[list[float]]) -> tuple[float, float | None]:
     """Return the mean over tokens of sums [tokens, sum], a row each, and its standard error over the rows."""
-    mean, error = mean_by_rows([total for _, total in rows], [int(tokens) for tokens, _ in rows])
-    return mean, error if math.isfinite(error) else None
+    totals = [total for _, total in rows]
+    tokens = [int(count) for count, _ in rows]
+    mean, error = mean_by_rows(totals, tokens)
+    if not math.isfinite(error):
+        return mean, None
+    return mean, error
 
 
 def _trained_as(row: CellRow) -> str:
-    settings = {name: row.get(name) for name in row.get("settings", ()) if name not in OF_A_SWAP}
+    """Return what a row has in common with its control, as a key."""
+    settings = {}
+    for name in row.get("settings", ()):
+        if name not in OF_A_SWAP:
+            settings[name] = row.get(name)
     return str([row["model"], row["seed"], settings])
 
 
 def varying(rows: list[CellRow]) -> list[str]:
     """Return the settings in which rows differ, the norm in any case."""
-    names = dict.fromkeys(("norm", *IDENTITY, *(name for row in rows for name in row.get("settings", ()))))
-    return [name for name in names if name == "norm" or len({str(row.get(name)) for row in rows}) > 1]
+    names = dict.fromkeys(("norm", *IDENTITY))
+    for row in rows:
+        names |= dict.fromkeys(row.get("settings", ()))
+    varied = ["norm"]
+    for name in names:
+        values = {str(row.get(name)) for row in rows}
+        if name != "norm" and len(values) > 1:
+            varied.append(name)
+    return varied
 
 
 def columns_of(rows: list[CellRow]) -> Columns:
     """Return all columns of figures, with the rows' metrics."""
-    return SWAPPED | TRAINED | FINAL | {name: Column(name) for row in rows for name in row.get("metrics", ())} | TIME
+    metrics = {}
+    for row in rows:
+        for name in row.get("metrics", ()):
+            metrics[name] = Column(name)
+    return SWAPPED | TRAINED | FINAL | metrics | TIME
 
 
 def stages(table: Summaries) -> dict[str, list[str]]:
-    """Return the columns of the tables of a page, by title: those that have a figure."""
+    """Return the columns of the tables of a page, by title: the columns that have a figure."""
     final = [name for name in table.columns if name not in SWAPPED | TRAINED]
     if not table.is_trained:
         return {"At the swap": table.having([*SWAPPED, "loss", *final])}
@@ -230,21 +332,27 @@ def terminal_table(rows: list[CellRow]) -> Table:
     """Return the most important columns for the terminal. A setting that all cells share is left out."""
     table = summarize(rows)
     figures = table.having(ON_TERMINAL)
-    heads = [name.replace("_", " ") for name in table.varying]
-    shown = Table(*heads, "verdict", *(ON_TERMINAL[name] for name in figures), box=None, pad_edge=False)
+    heads = [in_words(name) for name in table.varying]
+    heads += ["verdict", *(ON_TERMINAL[name] for name in figures)]
+    shown = Table(*heads, box=None, pad_edge=False)
     for cell in table.cells:
         settings = [Text(format_setting(cell.settings.get(name))) for name in table.varying]
         numbers = [format_figure(cell.figures[name], table.columns[name]) for name in figures]
         shown.add_row(*settings, cell.outcome, *numbers)
     over = dict.fromkeys(table.errors[name] for name in figures if name in table.errors)
-    shown.caption = f"± is the standard error over {' or '.join(over)}" if over else None
+    if over:
+        shown.caption = f"± is the standard error over {' or '.join(over)}"
     return shown
 
 
 def csv_table(rows: list[CellRow]) -> str:
     """Return the table as CSV: a line a cell, seeds apart. ``NAME_se`` is the standard error over rows of the text."""
     rows = with_derived(rows)
-    figures = [one for name in columns_of(rows) for one in (name, f"{name}_se") if any(one in row for row in rows)]
+    figures = []
+    for name in columns_of(rows):
+        for one in (name, f"{name}_se"):
+            if any(one in row for row in rows):
+                figures.append(one)
     columns = dict.fromkeys((*IDENTITY, *varying(rows), "verdict", "outcome", "reason", *figures, "command"))
     text = io.StringIO()
     writer: csv.DictWriter[str] = csv.DictWriter(text, [*columns], extrasaction="ignore", lineterminator="\n")
@@ -255,44 +363,99 @@ def csv_table(rows: list[CellRow]) -> str:
 
 def protocol(rows: list[CellRow], command: str = "") -> list[tuple[str, str]]:
     """Return what was done, by name: settings that all cells share, texts, seeds, versions, time."""
-    settings = {name: row[name] for row in rows for name in ("model", *row.get("settings", ()))}
-    varied = {*varying(rows), "seed", "text", "eval_text"}
-    facts = {
-        name.replace("_", " "): str(value)
-        for name, value in settings.items() if value and value != "all" and name not in varied
-    } | {"seeds": ", ".join(sorted({str(row["seed"]) for row in rows}))}  # fmt: skip
-    for done in (row.get("protocol", {}) for row in rows):
-        versions = ", ".join(f"{name} {number}" for name, number in done.get("versions", {}).items() if number)
-        parts = done.get("texts", {}) | done.get("training", {})
-        parts |= {"computed in": done.get("dtype"), "versions": versions}
-        facts |= {name: value for name, value in parts.items() if value}
-    if seen := max((row.get("tokens_seen") or 0 for row in rows), default=0):
-        length = max(row.get("tokens") or 0 for row in rows)
-        facts["tokens seen in training"] = f"{seen:,}; the text has {length:,}"
-    if longest := max((row.get("text_rows") or () for row in rows), key=len, default=()):
-        scored = int(sum(tokens for tokens, _ in longest))
-        facts["held-out text"] = f"{scored:,} tokens scored in {len(longest)} windows that overlap by half"
+    facts = _common_settings(rows)
+    facts["seeds"] = ", ".join(sorted({str(row["seed"]) for row in rows}))
+    for row in rows:
+        facts |= _conditions_of(row.get("protocol", {}))
+    facts |= _amounts(rows)
     facts["time"] = duration(sum(row["seconds"] for row in rows))
-    return [*facts.items(), *([("command", command)] if command else [])]
+    if command:
+        facts["command"] = command
+    return list(facts.items())
+
+
+def _common_settings(rows: list[CellRow]) -> dict[str, str]:
+    """Return the settings that all rows share, without texts, which have digests, and without what is usual."""
+    settings: CellRow = {}
+    for row in rows:
+        for name in ("model", *row.get("settings", ())):
+            settings[name] = row[name]
+    left_out = {*varying(rows), "seed", "text", "eval_text"}
+    facts = {}
+    for name, value in settings.items():
+        is_usual = not value or value == "all"
+        if not is_usual and name not in left_out:
+            facts[in_words(name)] = str(value)
+    return facts
+
+
+def _conditions_of(done: CellRow) -> dict[str, str]:
+    """Return what a row's protocol says: texts, training, dtype and versions."""
+    versions = []
+    for name, number in done.get("versions", {}).items():
+        if number:
+            versions.append(f"{name} {number}")
+    conditions = done.get("texts", {}) | done.get("training", {})
+    conditions |= {"computed in": done.get("dtype"), "versions": ", ".join(versions)}
+    return {name: value for name, value in conditions.items() if value}
+
+
+def _amounts(rows: list[CellRow]) -> dict[str, str]:
+    """Return how many tokens were trained on, and how many of the text were scored."""
+    amounts = {}
+    seen = length = 0
+    longest: list[list[float]] = []
+    for row in rows:
+        seen = max(seen, row.get("tokens_seen") or 0)
+        length = max(length, row.get("tokens") or 0)
+        longest = max(longest, row.get("text_rows") or [], key=len)
+    if seen:
+        amounts["tokens seen in training"] = f"{seen:,}; the text has {length:,}"
+    if longest:
+        scored = int(sum(tokens for tokens, _ in longest))
+        amounts["held-out text"] = f"{scored:,} tokens scored in {len(longest)} windows that overlap by half"
+    return amounts
 
 
 def format_figure(figure: Figure | None, column: Column) -> str:
     """Return a figure in the unit of its column, in the digits that its error leaves: 0.2869 ± 0.0031."""
     if figure is None:
         return DASH
-    scale = 100 if column.unit == "%" else 1
-    x, error = scale * figure.mean, scale * (figure.error or 0)
-    sign = "" if x == 0 else MINUS if x < 0 else "+" if column.is_difference else ""
-    if not error:
-        return percent(figure.mean).removesuffix("%") if column.unit == "%" else sign + brief(abs(x), column.digits)
-    largest = max(abs(x), error)
-    exponent = 0 if 1e-3 <= largest < 1e6 else math.floor(math.log10(largest))
-    x, error = abs(x) / 10.0**exponent, error / 10.0**exponent
-    digits = max(0, 1 - math.floor(math.log10(error)))  # two of the error
-    text = f"{sign}{x:,.{digits}f} ± {error:,.{digits}f}"
-    return f"({text})e{exponent}" if exponent else text
+    is_percent = column.unit == "%"
+    sign = _sign(figure.mean, column)
+    if not figure.error:
+        if is_percent:
+            return percent(figure.mean).removesuffix("%")
+        return sign + brief(abs(figure.mean), column.digits)
+    scale = 100 if is_percent else 1
+    x = abs(scale * figure.mean)
+    error = scale * figure.error
+    exponent = 0
+    largest = max(x, error)
+    if not 1e-3 <= largest < 1e6:
+        exponent = math.floor(math.log10(largest))
+    unit = 10.0**exponent
+    digits = max(0, 1 - math.floor(math.log10(error / unit)))  # two of the error
+    text = f"{sign}{x / unit:,.{digits}f} ± {error / unit:,.{digits}f}"
+    if exponent:
+        return f"({text})e{exponent}"
+    return text
+
+
+def _sign(x: float, column: Column) -> str:
+    """Return a minus, or a plus of a difference."""
+    if x < 0:
+        return MINUS
+    if x > 0 and column.is_difference:
+        return "+"
+    return ""
 
 
 def format_setting(value: Any) -> str:
     """Return a setting as a cell of the table shows it."""
     return DASH if value is None else str(value)
+
+
+def in_words(name: str) -> str:
+    """Return the name of a setting as a head shows it."""
+    return name.replace("_", " ")

@@ -29,15 +29,24 @@ from minigpt.norms.foreign.arrays import require_gradients
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
 from minigpt.study.export import can_save_frozen, save_frozen
-from minigpt.study.resume import WEIGHTS, damage_of, newest_written, note_damaged, remove_cut, resumable_step, writing
+from minigpt.study.resume import (
+    TRAINED_WEIGHTS,
+    damage_of,
+    newest_written,
+    note_damaged,
+    remove_cut,
+    resumable_step,
+    writing,
+)
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
-from minigpt.study.study import DivergedError, Training, base_of, checked_schedule, training_fingerprint
+from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
 
 CURVE = "finetune.json"
 FORMAT = 2  # of the checkpoints; those of another are not gone on with
 RESIDUAL_EPS = 1e-5
+LOSSES = {"loss": "loss", "eval_loss": "held-out loss"}  # as Trainer logs them, and in words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +112,8 @@ def finetune(
     """
     for _, norm in recipe.pairs():
         require_gradients(norm)
-    schedule, checkpoints = checked_schedule(recipe, training), checkpoints_of(recipe, training, Path(out), seed)
+    schedule = checked_schedule(recipe, training)
+    checkpoints = checkpoints_of(recipe, training, Path(out), seed)
     with writing(Path(out), lambda: resumable_step(checkpoints, training.steps)):
         checkpoints.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -126,54 +136,74 @@ def _finetune(
     if tokenizer is None:
         raise CheckpointError(f"{recipe.source} has no tokenizer, which training on a text needs")
     model = as_transformers(untrained, recipe)
-    body, context = model.transformer, untrained.config.n_positions
+    body = model.transformer
+    context = untrained.config.n_positions
     original = copy.deepcopy(model) if training.distill else None
     rows = None if recipe.fit is None else rows_of_text(body, tokenizer, recipe.fit)
     norms = NormSchedule(body, recipe.norm, schedule, keep=recipe.keep, rows=rows)
     trained = _with_adapters(model, training.lora) if training.lora else model
     if training.train == "norms":
-        sites = tuple(f"transformer.{site}." for site in body.site_names())
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name.startswith(sites))
+        _train_norms_alone(model)
     ids = token_ids(training.text, tokenizer, untrained)
-    held = [] if training.eval_text is None else token_ids(training.eval_text, tokenizer, untrained)
+    held_out = []
+    if training.eval_text is not None:
+        held_out = token_ids(training.eval_text, tokenizer, untrained)
     trainer = SwapTrainer(
         training,
-        [*body.norm_modules().values()],
-        next(iter(untrained.config.eos_token_ids), None),
-        original,
-        held,
-        context,
+        norms=list(body.norm_modules().values()),
+        end_of_text=next(iter(untrained.config.eos_token_ids), None),
+        original=original,
+        held_out=held_out,
+        context=context,
         model=trained,
         args=arguments(recipe, training, checkpoints, seed),
         train_dataset=blocks(training.text, ids, training.block_size or context),
         eval_dataset=[{}],  # Trainer requires one; ``evaluate`` reads the windows of perplexity instead
         callbacks=[EachStep(norms, progress)],
     )
-    step = resumable_step(checkpoints, training.steps)
+    _train(trainer, norms, checkpoints, training.steps)
+    trained.zero_grad()
+    whole = trained.merge_and_unload() if training.lora else trained
+    _check_weights(whole, training.steps)
+    log = trainer.state.log_history
+    return Finetuned(
+        model=as_minigpt(whole, untrained),
+        tokenizer=tokenizer,
+        losses=_by_step(log, "loss"),
+        eval_losses=_by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
+        swaps=schedule.steps,
+        tokens=len(ids),
+        tokens_seen=trainer.state.num_input_tokens_seen,
+        resumes_at=newest_written(checkpoints, training.steps),
+    )
+
+
+def _train(trainer: "SwapTrainer", norms: NormSchedule, checkpoints: Path, steps: int) -> None:
+    """Train from the newest whole checkpoint, or from the beginning; then free what only training needs."""
+    step = resumable_step(checkpoints, steps)
+    resumed = None
     if step is None:
         norms.before_step(0)  # so that the first evaluation sees what the first step will
     else:
         norms.before_step(step - 1, fits=False)
+        resumed = str(checkpoints / f"checkpoint-{step}")
     with quiet_transformers():  # it doubts the order of its checkpoints
-        trainer.train(resume_from_checkpoint=None if step is None else str(checkpoints / f"checkpoint-{step}"))
-    log = trainer.state.log_history
+        trainer.train(resume_from_checkpoint=resumed)
     trainer.accelerator.free_memory()  # gradients and the optimizer's state
     trainer.optimizer = None
-    trained.zero_grad()
-    whole = trained.merge_and_unload() if training.lora else trained
-    if name := next((name for name, weight in whole.named_parameters() if not weight.isfinite().all()), None):
-        raise DivergedError(f"training diverged: {name} is not finite after {training.steps} steps; train more gently")
-    return Finetuned(
-        as_minigpt(whole, untrained),
-        tokenizer,
-        _by_step(log, "loss"),
-        _by_step(log, "eval_loss"),  # a resumed run evaluates the step at which it resumes again
-        schedule.steps,
-        len(ids),
-        trainer.state.num_input_tokens_seen,
-        newest_written(checkpoints, training.steps),
-    )
+
+
+def _train_norms_alone(model: Any) -> None:
+    """Let the Parameters of the norm sites take gradients, and no others."""
+    sites = tuple(f"transformer.{site}." for site in model.transformer.site_names())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(sites))
+
+
+def _check_weights(model: nn.Module, steps: int) -> None:
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise DivergedError(f"training diverged: {name} is not finite after {steps} steps; train more gently")
 
 
 def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0) -> Path:
@@ -190,7 +220,8 @@ def as_transformers(model: GPT2, recipe: Recipe) -> Any:
     for site, norm in model.norm_modules().items():
         hf_model.transformer.set_submodule(site, copy.deepcopy(norm))
     tensors = model.state_dict()
-    hf_model.lm_head.load_state_dict({"weight": tensors.pop("lm_head.weight", model.wte.weight)})
+    head = tensors.pop("lm_head.weight", model.wte.weight)
+    hf_model.lm_head.load_state_dict({"weight": head})
     hf_model.transformer.load_state_dict(tensors)
     return hf_model
 
@@ -198,14 +229,18 @@ def as_transformers(model: GPT2, recipe: Recipe) -> Any:
 @torch.no_grad()
 def as_minigpt(hf_model: Any, model: GPT2) -> GPT2:
     """Return ``model`` with the weights of a trained model of transformers, and the norms that it has now."""
-    weights = {name.removeprefix("transformer."): tensor for name, tensor in hf_model.state_dict().items()}
+    weights = {}
+    for name, tensor in hf_model.state_dict().items():
+        weights[name.removeprefix("transformer.")] = tensor
     sites = tuple(f"{site}." for site in model.site_names())
     for name, parameter in model.named_parameters():
         if not name.startswith(sites):
             parameter.copy_(weights[name])
     for site in model.site_names():
         norm = hf_model.transformer.get_submodule(site)
-        model.set_submodule(site, copy.deepcopy(norm.present if isinstance(norm, ScheduledNorm) else norm).cpu())
+        if isinstance(norm, ScheduledNorm):
+            norm = norm.present
+        model.set_submodule(site, copy.deepcopy(norm).cpu())
     return model.eval()
 
 
@@ -218,7 +253,8 @@ class SwapTrainer(Trainer):
         norms: the modules at the norm sites. The last reads the residual stream for ``unevenness``.
         end_of_text: the id of that token, if there is one.
         original: the model to train towards, or None for the text.
-        held, context: the tokens of the held-out text, and of a window of it.
+        held_out: the tokens of the held-out text.
+        context: the tokens of a window of it.
         trainers: Trainer's own arguments.
 
     Attributes:
@@ -228,33 +264,43 @@ class SwapTrainer(Trainer):
     stream: Tensor
 
     def __init__(
-        self, training: Training, norms: list[nn.Module], end_of_text: int | None, original: Any, held: list[int],
+        self, training: Training, norms: list[nn.Module], end_of_text: int | None, original: Any, held_out: list[int],
         context: int, **trainers: Any,
     ) -> None:  # fmt: skip
         self.norms = norms
         super().__init__(**trainers)
         self.remove_callback(PrinterCallback)
-        self.residual_loss, self.end_of_text = training.residual_loss, end_of_text
-        self.held, self.context = held, context
-        self.original: Any = None if original is None else original.to(self.args.device).eval()
+        self.residual_loss = training.residual_loss
+        self.end_of_text = end_of_text
+        self.held_out = held_out
+        self.context = context
+        self.original: Any = original
+        if original is not None:
+            original.to(self.args.device).eval()
         if self.residual_loss:
-            norms[-1].register_forward_pre_hook(lambda _, inputs: setattr(self, "stream", inputs[0]))
-        if self.original or self.residual_loss:
+            norms[-1].register_forward_pre_hook(self._keep_stream)
+        if original is not None or self.residual_loss:
             self.model_accepts_loss_kwargs = False  # the loss is a mean over the batch
+
+    def _keep_stream(self, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.stream = inputs[0]
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return all but biases and what norms hold, whatever their classes: Trainer knows some norms by class only."""
-        of_norms = {id(parameter) for norm in self.norms for parameter in norm.parameters()}
-        return [
-            name for name, parameter in model.named_parameters()
-            if id(parameter) not in of_norms and not name.endswith("bias")
-        ]  # fmt: skip
+        of_norms: set[int] = set()
+        for norm in self.norms:
+            of_norms.update(map(id, norm.parameters()))
+        decayed = []
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in of_norms and not name.endswith("bias"):
+                decayed.append(name)
+        return decayed
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the loss in nats a token."""
-        if not (self.original or self.residual_loss):
+        if self.original is None and not self.residual_loss:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         ids = inputs["input_ids"]  # (B, T)
         if self.original is None:
@@ -275,14 +321,16 @@ class SwapTrainer(Trainer):
         assert model is not None
 
         def read(ids: list[int], counted: int) -> Iterator[Tensor]:
+            rows = torch.tensor([ids], device=self.args.device)
             with self.compute_loss_context_manager():
-                yield model(input_ids=torch.tensor([ids], device=self.args.device)).logits[0, -counted - 1 : -1]
+                yield model(input_ids=rows).logits[0, -counted - 1 : -1]
 
         model.eval()
-        windows = read_windows(read, self.held, self.context)
-        losses = [score(end - first, parts).loss for (_, first, end), parts in windows]
+        losses = []
+        for (_start, first, end), parts in read_windows(read, self.held_out, self.context):
+            losses.append(score(end - first, parts).loss)
         model.train()
-        metrics = {"eval_loss": sum(losses) / max(1, len(self.held) - 1)}
+        metrics = {"eval_loss": sum(losses) / max(1, len(self.held_out) - 1)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -301,10 +349,11 @@ class SwapTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(state_dict or self.accelerator.unwrap_model(self.model).state_dict(), folder / WEIGHTS)
+        tensors = state_dict or self.accelerator.unwrap_model(self.model).state_dict()
+        torch.save(tensors, folder / TRAINED_WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        tensors = torch.load(Path(resume_from_checkpoint) / WEIGHTS, map_location="cpu", weights_only=True)
+        tensors = torch.load(Path(resume_from_checkpoint) / TRAINED_WEIGHTS, map_location="cpu", weights_only=True)
         self.accelerator.unwrap_model(model or self.model).load_state_dict(tensors)
 
 
@@ -318,7 +367,9 @@ def unevenness(stream: Tensor, ids: Tensor, end_of_text: int | None) -> Tensor:
         ids: (B, T). A row is usual if it is not the first and its token is not end-of-text.
     """
     deviation = (stream.float().var(-1, correction=0) + RESIDUAL_EPS).sqrt()  # (B, T)
-    usual = torch.ones_like(ids, dtype=torch.bool) if end_of_text is None else ids != end_of_text
+    usual = torch.ones_like(ids, dtype=torch.bool)
+    if end_of_text is not None:
+        usual = ids != end_of_text
     usual[:, 0] = False
     return (deviation - deviation[usual].mean().detach()).square().mean()
 
@@ -327,7 +378,9 @@ class EachStep(TrainerCallback):
     """Switches norms on before every step, and those of the last step at the end. Reports the step and the losses."""
 
     def __init__(self, norms: NormSchedule, progress: Progress) -> None:
-        self.norms, self.progress, self.loss = norms, progress, ""
+        self.norms = norms
+        self.progress = progress
+        self.loss = ""  # the newest, in words
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.norms.before_step(state.global_step)
@@ -335,18 +388,22 @@ class EachStep(TrainerCallback):
     on_train_end = on_step_begin
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        for name, title in {"loss": "loss", "eval_loss": "held-out loss"}.items():
-            if name in logs:
-                self.loss = f"{title} {float(logs[name]):.4f}"
-                if not math.isfinite(logs[name]) and state.global_step:
-                    raise DivergedError(
-                        f"training diverged: the {title} is {logs[name]} at step {state.global_step}; "
-                        "lower the learning rate, or give the swaps more steps"
-                    )
+        for kind, words in LOSSES.items():
+            if kind in logs:
+                self._note_loss(words, logs[kind], state.global_step)
         self.on_step_end(args, state, control)
 
+    def _note_loss(self, kind: str, loss: float, step: int) -> None:
+        self.loss = f"{kind} {float(loss):.4f}"
+        if not math.isfinite(loss) and step:
+            raise DivergedError(
+                f"training diverged: the {kind} is {loss} at step {step}; "
+                "lower the learning rate, or give the swaps more steps"
+            )
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.progress(f"step {state.global_step} of {state.max_steps} {self.loss}", state.global_step / state.max_steps)
+        step, steps = state.global_step, state.max_steps
+        self.progress(f"step {step} of {steps} {self.loss}", step / steps)
 
 
 def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int = 0) -> TrainingArguments:
@@ -355,7 +412,8 @@ def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int 
     Raises:
         ConfigError: if a field of ``training.training`` is unknown or invalid.
     """
-    often, evaluates = max(1, training.steps // 10), training.eval_text is not None
+    often = max(1, training.steps // 10)
+    evaluates = training.eval_text is not None
     fields: dict[str, Any] = {
         "max_steps": training.steps,
         "learning_rate": training.learning_rate,
@@ -384,13 +442,26 @@ def arguments(recipe: Recipe, training: Training, folder: str | Path, seed: int 
 
 def optimizer_facts(arguments: TrainingArguments) -> dict[str, str]:
     """Return the optimizer and the schedule of the learning rate in words."""
-    name, schedule = (str(kind).rpartition(".")[2].lower() for kind in (arguments.optim, arguments.lr_scheduler_type))
+    algorithm = _member_name(arguments.optim)
+    if algorithm.startswith("adamw"):
+        algorithm = "AdamW"
+    betas = f"betas {arguments.adam_beta1:g} and {arguments.adam_beta2:g}"
+    clipping = "no clipping"
+    if arguments.max_grad_norm:
+        clipping = f"gradients clipped at norm {arguments.max_grad_norm:g}"
+    schedule = _member_name(arguments.lr_scheduler_type)
     warmup = arguments.get_warmup_steps(arguments.max_steps)
-    optimizer = f"{'AdamW' if name.startswith('adamw') else name}, betas {arguments.adam_beta1:g} and "
-    optimizer += f"{arguments.adam_beta2:g}, weight decay {arguments.weight_decay:g}, "
-    optimizer += f"gradients clipped at norm {arguments.max_grad_norm:g}" if arguments.max_grad_norm else "no clipping"
-    schedule += f" after {warmup} steps of warm-up" if warmup else ""
-    return {"optimizer": optimizer, "learning rate schedule": schedule}
+    if warmup:
+        schedule += f" after {warmup} steps of warm-up"
+    return {
+        "optimizer": f"{algorithm}, {betas}, weight decay {arguments.weight_decay:g}, {clipping}",
+        "learning rate schedule": schedule,
+    }
+
+
+def _member_name(member: object) -> str:
+    """Return the name of an enum's member without its class, in lower case."""
+    return str(member).rpartition(".")[2].lower()
 
 
 def blocks(name: str, ids: list[int], size: int) -> list[dict[str, Tensor]]:
@@ -404,7 +475,8 @@ def blocks(name: str, ids: list[int], size: int) -> list[dict[str, Tensor]]:
     size = min(size, len(ids))
     if size < 2:
         raise GenerationError(f"{name} has {len(ids)} tokens; training needs 2 or more")
-    rows = torch.tensor(ids[: len(ids) // size * size]).view(-1, size)
+    whole = len(ids) // size * size
+    rows = torch.tensor(ids[:whole]).view(-1, size)
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
@@ -414,13 +486,14 @@ def token_ids(source: str, tokenizer: Tokenizer, model: GPT2) -> list[int]:
     Raises:
         GenerationError: if the source cannot be read, or has a token that the model has no embedding for.
     """
-    texts = texts_in(Path(source)) if Path(source).is_file() else _of_dataset(source)
+    file = Path(source)
+    texts = texts_in(file) if file.is_file() else _texts_of_dataset(source)
     ids = join_texts(texts, tokenizer, Shape.of(model.config))
     check_known(torch.tensor([ids], dtype=torch.long), model.config.vocab_size)
     return ids
 
 
-def _of_dataset(source: str) -> Iterator[str]:
+def _texts_of_dataset(source: str) -> Iterator[str]:
     name, _, split = source.partition(":")
     try:
         from datasets import load_dataset
@@ -429,12 +502,17 @@ def _of_dataset(source: str) -> Iterator[str]:
     except ImportError as error:
         raise GenerationError(f"the dataset {source} needs datasets: pip install 'minigpt[hf]'") from error
     except (OSError, ValueError, KeyError) as error:
-        raise GenerationError(f"cannot read the dataset {name}: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise GenerationError(f"cannot read the dataset {name}: {reason}") from error
 
 
 def _by_step(log: list[dict[str, float]], name: str) -> list[tuple[int, float]]:
     """Return the logged values of this name, one for each step."""
-    return list({int(entry["step"]): entry[name] for entry in log if name in entry}.items())
+    values: dict[int, float] = {}
+    for entry in log:
+        if name in entry:
+            values[int(entry["step"])] = entry[name]
+    return list(values.items())
 
 
 def _with_adapters(model: Any, rank: int) -> Any:

@@ -129,7 +129,7 @@ def test_an_interrupt_of_a_resumable_command_says_that_it_continues(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("minigpt.study.study.read_study", interrupted)
+    monkeypatch.setattr("minigpt.study.file.read_study", interrupted)
     monkeypatch.setattr("minigpt.judge.original.read_original", interrupted)
     for words in (
         ["study", "study.toml", "--out", "results"],

@@ -206,7 +206,7 @@ def test_spaces_in_the_options_and_in_a_study(run: Run, places: dict[str, Path],
     words = shlex.split("parity --prompt dog --norm rms --sites 'ln_f, h.0.ln_1' --keep 'scale, shift' --json")
     report = json.loads(run(*words, "--model", places["FOLDER"]).out)
     assert report["sites"] == ["ln_f", "h.0.ln_1"]
-    from minigpt.study.study import read_study
+    from minigpt.study.file import read_study
 
     study = tmp_path / "study.toml"
     model = json.dumps(str(places["FOLDER"]))

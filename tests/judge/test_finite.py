@@ -127,8 +127,8 @@ def test_a_perplexity_of_nan_is_an_error() -> None:
 
 @pytest.mark.thorough
 def test_a_cell_of_a_study_says_it(tmp_path: Path) -> None:
+    from minigpt.study.file import read_study
     from minigpt.study.run import run_study
-    from minigpt.study.study import read_study
 
     place = qwen(tmp_path / "model", overflowing)
     (tmp_path / "s.toml").write_text(f'models = ["{place}"]\nnorms = ["rms"]\ndtype = "float16"\ndevice = "cpu"\n')

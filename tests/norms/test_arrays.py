@@ -18,7 +18,7 @@ from minigpt import NormError, Recipe, norms, swap_norms
 from minigpt.conformance import check_norm
 from minigpt.norms.foreign.arrays import ArrayFunction
 from minigpt.norms.foreign.packages import NotSupported, of_numpy, package_of, to_numpy
-from minigpt.study.study import Training
+from minigpt.study.settings import Training
 from minigpt.study.training import finetune
 from minigpt.testing import assert_norm_parity
 

@@ -23,7 +23,7 @@ from minigpt import CheckpointError, ConfigError, GenerationError, NormError, Re
 from minigpt.files import locked
 from minigpt.study.resume import damage_of, note_damaged, remove_cut, resumable_step
 from minigpt.study.schedule import NormSchedule, parse_schedule
-from minigpt.study.study import DivergedError, Training, checked_schedule
+from minigpt.study.settings import DivergedError, Training, checked_schedule
 from minigpt.study.training import (
     SwapTrainer,
     arguments,

@@ -16,8 +16,11 @@ from checkpoints import reference, saved, tiny_bpe
 import minigpt
 from minigpt import NormError
 from minigpt.files import Lines
+from minigpt.study.export import save_frozen
+from minigpt.study.file import read_study
 from minigpt.study.run import run_study
-from minigpt.study.study import Study, cells_with, command, fingerprint_of, read_study, takes_text
+from minigpt.study.settings import takes_text
+from minigpt.study.study import Study, cells_with, command, fingerprint_of
 
 NORM = """
 from minigpt import LayerNorm
@@ -269,6 +272,21 @@ def test_the_command_of_a_cell_runs_that_cell(options: dict[str, Any]) -> None:
 def test_the_command_of_a_cell_that_is_not_trained_is_parity() -> None:
     study = Study(["demo"], ["my_norm.py:MyNorm"], text="held.txt")
     assert command(study, study.cells()[0], None) == "minigpt parity --norm my_norm.py:MyNorm --text held.txt"
+
+
+@pytest.mark.parametrize(("own", "name"), [("fused", "fused"), ("dyt", "own"), ("frozen", "own")])
+def test_a_cell_names_its_model_s_own_norms_without_its_weights(place: Path, own: str, name: str) -> None:
+    """By config.json, where a huge eps says that norms are frozen."""
+    model = minigpt.from_pretrained("demo", device="cpu", norm=own, fit=None if own == "fused" else "text.txt")
+    for norm in model.norm_modules().values():
+        if own == "frozen":
+            norm.freeze(norm.calibration[0], norm.calibration[0])
+    (save_frozen if own == "frozen" else minigpt.save_pretrained)(model, "saved")
+    (place / "saved" / "model.safetensors").write_bytes(b"")
+    (cell,) = Study(["saved"], ["own"]).cells()
+    assert cell.settings()["norm"] == name
+    (place / "saved" / "config.json").unlink()
+    assert cell.settings()["norm"] == name
 
 
 @pytest.mark.parametrize("where", ["norm", "metric"])
