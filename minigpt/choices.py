@@ -11,7 +11,7 @@ ARITHMETICS = ("fast", "reference")
 QUANTIZES = ("int8",)
 ENGINES = ("onnx", "gguf", "openvino", "ctranslate2")  # functions of minigpt.engines
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+AMOUNT_OF_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 KEEP = ("scale", "shift")  # what of an old norm may stay beside a new one
 
 
@@ -59,7 +59,7 @@ def bytes_of(memory: str | int) -> int:
     """
     if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
         return memory
-    match = SIZE.fullmatch(str(memory))
+    match = AMOUNT_OF_MEMORY.fullmatch(str(memory))
     unit = ""
     if match is not None:
         unit = match[2].upper() or "B"

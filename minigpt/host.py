@@ -34,9 +34,9 @@ MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
 OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 NO_NORMS = (nn.Sequential, nn.Identity, nn.Dropout)  # whatever they are called
-COMPILED = "_orig_mod"  # the module that torch.compile wraps
+_COMPILED = "_orig_mod"  # the module that torch.compile wraps
 CHECKPOINTED, SHARDED = "_checkpoint_wrapped_module", "_fsdp_wrapped_module"  # and that PyTorch's other wrappers hold
-TRANSPARENT = (COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
+TRANSPARENT = (_COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
 GATE = re.compile(r"gate|z", re.IGNORECASE)  # a second argument that the model gives its norm, though it is optional
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt import MiniGPTError
-from minigpt.files import Lines, hash_file, hash_json, write_atomically
+from minigpt.files import Lines, hash_file, hash_json, locked, write_atomically
 
 fork = multiprocessing.get_context("fork")
 ROWS = [{"site": "h.0.ln_1", "kl": 0.5}, {"text": "a\u2028b\u0085c\r\n", "n": 10**30}]
@@ -89,6 +89,28 @@ def test_a_second_process_waits_for_nothing(tmp_path: Path) -> None:
     with Lines(file, "abc"), pytest.raises(MiniGPTError, match="another process"):
         Lines(file, "abc")
     assert read(file) == []
+
+
+def _hold(folder: Path, is_held: Any) -> None:
+    with locked(folder):
+        is_held.set()
+        time.sleep(60)
+
+
+def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
+    """The lock is that of the folder itself, which nothing is written to."""
+    is_held = fork.Event()
+    holder = fork.Process(target=_hold, args=(tmp_path, is_held))
+    holder.start()
+    assert is_held.wait(60)
+    with pytest.raises(BlockingIOError), locked(tmp_path):
+        pass
+    os.kill(holder.pid or 0, signal.SIGKILL)
+    with locked(tmp_path, wait=True):
+        assert os.listdir(tmp_path) == []
+    holder.join()
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "missing"):
+        pass
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", ".", "nul\0", "/dev/full"])

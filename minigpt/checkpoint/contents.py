@@ -274,14 +274,14 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
     """Return what ``read`` returns for a checkpoint's files. If another process saves there meanwhile, read again."""
     while True:
-        state = state_of(place)
+        state = files_state(place)
         try:
             result = read(Files.at(place))
         except MiniGPTError:
-            if state_of(place) == state:
+            if files_state(place) == state:
                 raise
         else:
-            if state_of(place) == state:
+            if files_state(place) == state:
                 return result
 
 
@@ -292,15 +292,15 @@ def unchanged(place: Path) -> Iterator[None]:
     Raises:
         CheckpointError: if somebody does, also in place of an error of the block.
     """
-    state = state_of(place)
+    state = files_state(place)
     try:
         yield
     finally:
-        if state_of(place) != state:
+        if files_state(place) != state:
             raise CheckpointError(f"{place} was saved to while it was read; start again when nothing writes to it")
 
 
-def state_of(place: Path) -> list[tuple[Path, int, int, int]]:
+def files_state(place: Path) -> list[tuple[Path, int, int, int]]:
     """Return what changes when a file of a checkpoint is written: number, size and time of each."""
     state = []
     for path in known_files(place):

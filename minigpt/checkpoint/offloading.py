@@ -54,7 +54,7 @@ def may_take(memory: str | int | None, device: torch.device) -> int:
     return bytes_of(memory)
 
 
-def places_of(model: nn.Module, device: torch.device) -> dict[str, str]:
+def device_map_of(model: nn.Module, device: torch.device) -> dict[str, str]:
     """Return a ``device_map`` of a model: on disk what has a matrix, and on a device the rest, as norms.
 
     Args:

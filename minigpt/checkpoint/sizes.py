@@ -70,7 +70,7 @@ def read_headers(place: Path) -> Headers:
     return Headers(tensors, values, longest)
 
 
-def check_config(place: Path) -> None:
+def check_fields(place: Path) -> None:
     """Check the values of a folder's config.json, and its sizes against those in the files of weights.
 
     Raises:

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
-from minigpt.checkpoint.offloading import may_take, offload_folder, places_of, watched_weights
-from minigpt.checkpoint.sizes import check_config, check_memory
+from minigpt.checkpoint.offloading import device_map_of, may_take, offload_folder, watched_weights
+from minigpt.checkpoint.sizes import check_fields, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.host import Shape, norm_sites
 from minigpt.offload import is_offloaded
@@ -67,7 +67,7 @@ def load_with_transformers(
         if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
         folder = offload_folder()
-        options |= dict(device_map=places_of(model, place_of_weights), offload_folder=folder.name)
+        options |= dict(device_map=device_map_of(model, place_of_weights), offload_folder=folder.name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)
         loaded[0].offload_folder = folder  # which is removed with the model
         watched_weights(loaded[0], place)
@@ -78,7 +78,7 @@ def load_with_transformers(
     require_no_adapter(place)
     if not any(place.glob("*.safetensors")):
         raise CheckpointError(f"{place} has no safetensors file, and transformers opens {place} from nothing else here")
-    check_config(place)
+    check_fields(place)
     try:
         with quiet_transformers():
             config: Any = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)

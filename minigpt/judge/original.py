@@ -18,7 +18,7 @@ from minigpt.judge.read_truth import TruthReader, require_low_floors
 from minigpt.judge.record import load_truth, save_truth
 from minigpt.judge.reference import judging
 from minigpt.judge.rules import decide, parse_budget
-from minigpt.judge.source import Source, State, architecture_of, open_source, state_of
+from minigpt.judge.source import Source, State, architecture_of, files_state, open_source
 from minigpt.judge.truth import Truth
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup
@@ -230,7 +230,7 @@ class Original:
         if recipe.dtype is not None and recipe.dtype != dtype:
             raise ConfigError(f"must be the original's, {dtype}, got {recipe.dtype}", argument="dtype")
         is_own = recipe.place().resolve() == truth.place.resolve()
-        if is_own and self.state is not None and state_of(truth.place) != self.state:
+        if is_own and self.state is not None and files_state(truth.place) != self.state:
             raise CheckpointError(f"{truth.source} was saved to since the original was read; read the original again")
         return dataclasses.replace(recipe, device=device, dtype=dtype)
 

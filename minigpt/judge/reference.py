@@ -19,7 +19,7 @@ from minigpt.checkpoint import Files
 from minigpt.checkpoint.contents import CONFIG
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
-from minigpt.host import COMPILED, Float64, Shape, host_of, uncompiled
+from minigpt.host import Float64, Shape, host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
@@ -246,7 +246,7 @@ def arguments_of(model: Any) -> Collection[str]:
 
     if not isinstance(getattr(model, "config", None), PretrainedConfig):
         return ()
-    inner = getattr(model, COMPILED, model)
+    inner: Any = unwrapped(model)
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # of PEFT
     return inspect.signature(inner.forward).parameters
 

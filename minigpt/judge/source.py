@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.contents import read_stable, state_of
+from minigpt.checkpoint.contents import files_state, read_stable
 from minigpt.checkpoint.norms import PLAIN_FORM
 from minigpt.checkpoint.read import only_dtype, read_checkpoint
 from minigpt.checkpoint.transformers_model import load_with_transformers
@@ -57,7 +57,7 @@ class Source:
         Raises:
             CheckpointError: if somebody has.
         """
-        if state_of(self.place) != self.state:
+        if files_state(self.place) != self.state:
             raise CheckpointError(f"{self.place} was saved to while it was read; start again when nothing writes to it")
 
 
@@ -93,7 +93,7 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
     Raises:
         CheckpointError: if it cannot be read, or has weights of several dtypes and none is asked for.
     """
-    state = state_of(place)
+    state = files_state(place)
     if architecture_of(place) is not None:
         return other_source(place, state, resolve_dtype(dtype))
     with torch.inference_mode(False):  # the caller may be in that mode, and gradients may be computed later
