@@ -341,7 +341,9 @@ class Recipe:
         settings = {name: str(value) for name, value in vars(self).items() if name not in apart}
         norms = []
         for pattern, norm in self.pairs():
-            norms.append((pattern, norm if isinstance(norm, str) else describe(norm)))
+            if not isinstance(norm, str):
+                norm = describe(norm)
+            norms.append((pattern, norm))
         try:
             hashes = [(file.name, hash_file(file)) for file in self._files()]
         except OSError as error:
@@ -356,8 +358,10 @@ class Recipe:
         code: list[Path] = []
         for _, norm in self.pairs():
             code += code_files(norm)
-        texts = [Path(self.fit)] if self.fit else []
-        return [*known_files(self.place()), *code, *texts]
+        files = [*known_files(self.place()), *code]
+        if self.fit:
+            files.append(Path(self.fit))
+        return files
 
     def command(self) -> list[str]:
         """Return the words of the shell that open this model, without what is the default.
@@ -365,16 +369,11 @@ class Recipe:
         Raises:
             ConfigError: if the shell has no words for a value: a dict of norms, a partial, a lambda, or ``arithmetic``.
         """
-        from minigpt.norms import name_of
-
-        if isinstance(self.norm, Mapping | list):
-            raise ConfigError("is a dict of norms, which the command line has no words for", argument="norm")
-        norm = None if self.norm is None else name_of(self.norm)
-        if norm is not None and not re.fullmatch(r"[^()<>]+", norm):
-            raise ConfigError(f"is {norm}, which the command line has no words for", argument="norm")
         words: list[str] = []
         for field in dataclasses.fields(self):
-            value = norm if field.name == "norm" else getattr(self, field.name)
+            value = getattr(self, field.name)
+            if field.name == "norm" and value is not None:
+                value = _norm_word(value)
             if field.name == "local_files_only" or _word(value) == _word(field.default):
                 continue
             if "about" not in field.metadata:
@@ -435,6 +434,22 @@ def _dtype_word(dtype: Any) -> str | None:
         return None
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     choices.check_option("dtype", name, choices.DTYPE_NAMES)
+    return name
+
+
+def _norm_word(norm: Any) -> str:
+    """Return the name of a norm as a word of the shell.
+
+    Raises:
+        ConfigError: if it has none: a dict of norms, a partial or a lambda.
+    """
+    from minigpt.norms import name_of
+
+    if isinstance(norm, Mapping | list):
+        raise ConfigError("is a dict of norms, which the command line has no words for", argument="norm")
+    name = name_of(norm)
+    if not re.fullmatch(r"[^()<>]+", name):
+        raise ConfigError(f"is {name}, which the command line has no words for", argument="norm")
     return name
 
 
