@@ -171,12 +171,12 @@ class Recipe:
     def _check_norm(self) -> None:
         """Check that no option is about a norm that is not swapped in, and that sites are named once."""
         if isinstance(self.norm, Mapping) and self.sites != ("*",):
-            raise ConfigError("must not be given beside a dict of norms, which names its sites", argument="sites")
+            raise ConfigError("must not be given with a dict of norms, which names its sites", argument="sites")
         if self.norm is not None:
             return
         for name, default in {"sites": ("*",), "keep": choices.KEEP, "fit": None}.items():
             if getattr(self, name) != default:
-                raise ConfigError("is about a norm that is swapped in; give a norm too", argument=name)
+                raise ConfigError("has no effect without a norm to swap in; give a norm too", argument=name)
 
     def open(self) -> "tuple[GPT2, Tokenizer | None]":
         """Return the model in eval mode, and the checkpoint's tokenizer, if it has one.
@@ -210,7 +210,7 @@ class Recipe:
         if content.checkpoint is None and not any_architecture:
             raise ConfigError(
                 f"{self.source} is a {content.architecture}, and this needs a GPT-2; minigpt parity, study, perplexity "
-                "and sites read other architectures, and transformers writes with them"
+                "and sites support other architectures; generate text with transformers"
             )
         if self.fit is not None and content.tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")

@@ -149,7 +149,7 @@ def sentences(report: ParityFields) -> list[str]:
         lines.append(about_built_in(report))
     if not lines:
         parting = report.greedy.first_divergence
-        greedy = "parts only where noise alone could part it" if parting else "agrees"
+        greedy = "diverges only within the noise" if parting else "agrees"
         ratio = times(report.logits.ratio)
         lines.append(f"The logits' error is {ratio} the noise floor, and greedy decoding {greedy}.")
     lines += precision_line(report) + diagnosis_lines(report)
