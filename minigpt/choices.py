@@ -68,6 +68,16 @@ def bytes_of(memory: str | int) -> int:
     return int(float(match[1]) * UNITS[unit])
 
 
+def human_size(size: float) -> str:
+    """Return a number of bytes as "7.5 GB"."""
+    unit = "B"
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
+
+
 def patterns_of(sites: str | Iterable[str]) -> list[str]:
     """Return one pattern of sites, or several, as a list.
 

@@ -299,12 +299,22 @@ class Recipe:
         Raises:
             ConfigError: if one is.
         """
-        if architecture is None:
-            return
+        name = self._option_of_gpt2()
+        if name is not None and architecture is not None:
+            raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
+
+    def _option_of_gpt2(self) -> str | None:
+        """Return the name of an option that only our GPT-2 has, if one is set."""
         of_gpt2 = {"center": self.center, "quantize": self.quantize, "arithmetic": self.arithmetic != "fast"}
         for name, is_set in of_gpt2.items():
             if is_set:
-                raise ConfigError(f"is for a GPT-2, and {self.source} is a {architecture}", argument=name)
+                return name
+        return None
+
+    @property
+    def needs_gpt2(self) -> bool:
+        """Whether an option asks for the GPT-2 of minigpt."""
+        return self._option_of_gpt2() is not None
 
     def place(self) -> Path:
         """Return the local folder, or file of weights, of ``source``; fetches a repository.

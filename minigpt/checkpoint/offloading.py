@@ -134,6 +134,24 @@ def watched_weights(model: nn.Module, place: Path) -> WatchedWeights | None:
     return watched
 
 
+def watch_modules(model: nn.Module, watch: Watch) -> None:
+    """Have a function called with the path of each module whose weights are read from files."""
+    for module in model.modules():
+        for hook in device_hooks(module):
+            weights = getattr(getattr(hook, "weights_map", None), "dataset", None)
+            if isinstance(weights, WatchedWeights):
+                weights.watch = watch
+
+
+def block_of(path: str) -> str:
+    """Return the path of the block in which a module is, or the module's own."""
+    names = path.split(".")
+    for end, name in enumerate(names):
+        if name.isdecimal():
+            return ".".join(names[: end + 1])
+    return path
+
+
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
     """Have a model compute in a dtype, also where its weights are on disk; they are cast as they are read."""
     for tensor in (*model.parameters(), *model.buffers()):

@@ -113,7 +113,7 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         CheckpointError: if an engine does not fit the original.
     """
     if isinstance(candidate, Recipe):
-        opened = candidate.load(any_architecture=True)
+        opened = candidate.load(any_architecture=True, offload=truth.offload and not candidate.needs_gpt2)
         fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
         return candidate_of_model(truth, opened.model, candidate, opened.swapped, fits or None)
     if isinstance(candidate, GPT2):
@@ -174,6 +174,8 @@ def candidate_of_model(
 
     kind = OurRunner if isinstance(model, GPT2) else ModuleRunner
     runner: ModuleRunner = kind(model, truth.layout, naming_norm)
+    if recipe is not None and not isinstance(model, GPT2):
+        runner.together = True  # as the original was read
     claim.notes = [*notes_on_module(truth, runner), *claim.notes]
     return Candidate(runner, claim, model, model, recipe)
 
@@ -193,11 +195,12 @@ def claim_of_model(truth: Truth, model: Any, recipe: Recipe | None, swapped: Seq
         is_same = is_own_source(truth, recipe)
         name = truth.source if is_same else str(recipe.source)
     require_shape(truth, name, Shape.of(model.config))
-    norms = host_of(model).norms()
+    host = host_of(model)
+    norms = host.norms()
     sites = ("*",) if recipe is None else tuple(recipe.sites)
     swapped = list(swapped)
     if norms and not swapped:
-        swapped = match_sites(model, sites)
+        swapped = [path.removeprefix(host.prefix) for path in match_sites(model, sites)]
     norm = norm_title(recipe, [norms[site] for site in swapped]) or OWN
     difference = first_difference(truth, model, recipe, norm, {site: norms[site] for site in swapped})
     claim = Claim(

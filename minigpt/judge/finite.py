@@ -76,24 +76,32 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(x.isfinite().all()) for x in tensors)
 
 
-def explain(overflow: Overflow, place: Path, attention: str, dtype: torch.dtype, device: torch.device) -> MiniGPTError:
+def explain(
+    overflow: Overflow,
+    place: Path,
+    attention: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    offload: bool = False,
+) -> MiniGPTError:
     """Return an error that says where transformers is not finite, and which dtype to take instead.
 
     It reads the texts again with one model after the other, so no other model should be in memory.
 
     Args:
         place, attention, dtype, device: of the original.
+        offload: whether its weights stay in their files.
     """
     said = f"transformers itself is not finite at {dtype_name(dtype)}: {overflow.what} hold NaN or infinity"
     if not overflow.is_gradient:
-        reference = Reference(place, attention, dtype, device)
+        reference = Reference(place, attention, dtype, device, offload=offload)
         first = first_not_finite(outputs_of(reference, overflow.texts[0]))
         del reference
         if first is not None:
             said += f", and the first output that does is {first}"
     tried: list[str] = []
     for wider in WIDER[dtype]:
-        reference = Reference(place, attention, wider, device)
+        reference = Reference(place, attention, wider, device, offload=offload)
         broken = broken_weights(reference)
         if broken:
             return MiniGPTError(f"{said}; the checkpoint's own weights do too: {listing(broken)}")

@@ -226,7 +226,7 @@ class Judgement:
         rows = None
         if measures.gradients is not None:
             rows = gradient_rows(measures.gradients, truth.floor.gradients)
-        notes = list(self.claim.notes)
+        notes = [*truth.notes, *self.claim.notes]
         if truth.why_random is not None:
             notes.append(f"The texts are random ids, since {truth.why_random}.")
         notes += places.notes()

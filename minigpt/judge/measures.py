@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minigpt.report.fields import Distribution, LogitsError, WorstPosition, noise_ratio
 
+MOST_NUMBERS = 2**23  # logits that are compared together: 64 MB in float64
 AT_ONCE = 128  # positions whose logits are compared together: those of 1,024 take 400 MB in float64
 
 
@@ -111,6 +112,7 @@ class LogitsMeter:
         if targets is None:
             targets = torch.empty(0, dtype=torch.long, device=truth.device)
         rows = AT_ONCE if self.with_distributions else len(truth)
+        rows = max(1, min(rows, MOST_NUMBERS // truth.shape[-1]))
         for start in range(0, len(truth), rows):
             part = slice(start, start + rows)
             true, value = truth[part].double(), logits[part].double()

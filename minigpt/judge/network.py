@@ -114,7 +114,7 @@ OwnNoise = Callable[[Network, Sequence[Mistake], Sequence[Text]], float]
 
 def open_network(truth: Truth) -> tuple[Network, OwnNoise]:
     """Return the original in float64, and what computes the noise of the same model with mistakes at the dtype."""
-    if architecture_of(truth.place) is None:
+    if architecture_of(truth.place) is None and not truth.offload:
         exact = our_network(truth, torch.float64)
 
         def own_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
@@ -122,7 +122,7 @@ def open_network(truth: Truth) -> tuple[Network, OwnNoise]:
 
         return exact, own_noise
     attention = "eager" if truth.attention == "sdpa" else "sdpa"
-    options: Any = dict(attention=attention, dtype=truth.dtype, device=truth.device)
+    options: Any = dict(attention=attention, dtype=truth.dtype, device=truth.device, offload=truth.offload)
     reference = Reference(truth.place, compute=torch.float64, **options)
 
     def run(ids: Tensor) -> Tensor:

@@ -153,7 +153,12 @@ def new_errors(truth: Truth, texts: list[tuple[Sample, Outputs]]) -> dict[str, f
 
 def _same_model(truth: Truth, sample: Sample) -> Reference | None:
     """Return transformers in float64; None if it no longer computes the truth, since the checkpoint is another."""
-    how: dict[str, Any] = {"dtype": truth.dtype, "device": truth.device, "compute": torch.float64}
+    how: dict[str, Any] = {
+        "dtype": truth.dtype,
+        "device": truth.device,
+        "compute": torch.float64,
+        "offload": truth.offload,
+    }
     try:
         reference = Reference(truth.place, attention=truth.attention, **how)
         with torch.inference_mode():

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from minigpt.checkpoint.offloading import may_take
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
 from minigpt.judge.candidate import Candidate, candidate_of, candidate_of_file
@@ -30,7 +31,8 @@ from minigpt.swap.sites import matching
 from minigpt.watch import watched
 
 NEW_TOKENS = 32
-OF_MODULES = {"attention", "device", "dtype", "local_files_only"}  # options of the original of a module
+FEW_TOKENS = 4  # where each brings all weights from their files
+OF_MODULES = {"attention", "device", "dtype", "local_files_only", "memory"}  # options of the original of a module
 
 
 class ReadOptions(TypedDict, total=False):
@@ -41,8 +43,9 @@ class ReadOptions(TypedDict, total=False):
     dtype: str | torch.dtype | None
     prompts: Prompts | None
     text: str | Path | None
-    max_new_tokens: int
+    max_new_tokens: int | None
     gradients: bool
+    memory: str | int | None
     revision: str | None
     local_files_only: bool
     progress: Progress | None
@@ -59,12 +62,15 @@ class Original:
     in float32; the true input of each norm in float64, for the first prompts, 1 GiB at most.
 
     Args:
-        source, attention, device, dtype, revision, local_files_only: as ``minigpt.Recipe`` takes them.
+        source, attention, device, dtype, memory, revision, local_files_only: as ``minigpt.Recipe`` takes them. A model
+            that takes more than ``memory`` in float64 is read block by block, also by a recipe that is judged, and a
+            GPT-2 by transformers alone.
         prompts: texts, or lists of token ids; by default four texts, and one that fills the context; random ids if
             there is no tokenizer. That one has at most 1,024 tokens, and fewer for more than 195 million weights. Half
             of it walks over tokens that no other text has; the whole vocabulary of a small model is walked.
         text: a UTF-8 file that the models read in windows of the context.
-        max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none.
+        max_new_tokens: greedy tokens to compare after each prompt, fewer where the context ends; 0 for none. By default
+            32, and 4 where a model is read block by block.
         gradients: also keep the gradient of the loss for every Parameter.
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
@@ -243,8 +249,9 @@ def read_with(
     dtype: str | torch.dtype | None = None,
     prompts: Prompts | None = None,
     text: str | Path | None = None,
-    max_new_tokens: int = NEW_TOKENS,
+    max_new_tokens: int | None = None,
     gradients: bool = False,
+    memory: str | int | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
     progress: Progress | None = None,
@@ -262,6 +269,11 @@ def read_with(
     require_values(where)
     if opened is None:
         opened = open_source(place, dtype)
+    opened.may_take(may_take(memory, where))
+    if opened.offload and gradients:
+        raise ConfigError("needs the whole model in memory; give it more by memory", argument="gradients")
+    if max_new_tokens is None:
+        max_new_tokens = FEW_TOKENS if opened.offload else NEW_TOKENS
     texts = read_texts(place, opened.shape, opened.weights, prompts, text)
     reader = TruthReader(str(source), opened, texts, attention, where, max_new_tokens, gradients, say)
     return Original.of(reader.read(), opened.state)
@@ -273,7 +285,7 @@ def parity(
     against: str | Path | None = None,
     prompts: Prompts | None = None,
     text: str | Path | None = None,
-    max_new_tokens: int = NEW_TOKENS,
+    max_new_tokens: int | None = None,
     gradients: bool = False,
     sensitivity: bool = False,
     remove: bool = False,
@@ -312,7 +324,7 @@ def parity(
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
         opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, memory, revision
             and local_files_only, as ``Recipe`` takes them, for a candidate that is a source. For a module or a
-            function, attention, device, dtype and local_files_only are the original's.
+            function, attention, device, dtype, memory and local_files_only are the original's.
 
     Raises:
         CheckpointError, ConfigError, NormError, GenerationError: if it cannot be judged; the message says why.
@@ -377,7 +389,11 @@ def read_original(
     if device is None and recipe.quantize is not None:
         device = "cpu"
     how: dict[str, Any] = dict(
-        attention=recipe.attention, device=device, local_files_only=recipe.local_files_only, **texts
+        attention=recipe.attention,
+        device=device,
+        memory=recipe.memory,
+        local_files_only=recipe.local_files_only,
+        **texts,
     )
     if against is not None:
         return Original.read(against, dtype=opened.dtype, **how)

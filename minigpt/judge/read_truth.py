@@ -4,17 +4,20 @@ T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minigpt.checkpoint.contents import unchanged
+from minigpt.checkpoint.offloading import block_of, watch_modules
+from minigpt.choices import human_size
 from minigpt.errors import MiniGPTError
 from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
 from minigpt.judge.gpt2 import OurRunner
 from minigpt.judge.gradients import relative_errors
+from minigpt.judge.kept import KeptReadings
 from minigpt.judge.measured import Floor, Measures, measure
 from minigpt.judge.measures import Distance
 from minigpt.judge.perplexity import windows_of
@@ -28,6 +31,7 @@ from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
 from minigpt.precision import dtype_name
+from minigpt.progress import Steps
 from minigpt.recipe import Recipe
 from minigpt.report.numerals import brief
 
@@ -35,8 +39,6 @@ MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64:
 
 # A reference whose own noise is a larger share of the logits' scale computes something else than its float64 truth.
 MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -74,13 +76,13 @@ class Exact:
     """The outputs of transformers in float64.
 
     Attributes:
-        readings: by text, as far as they are kept.
+        readings: by text.
         norms: by site.
         floor: how far transformers at the dtype is from it.
         gradients: by Parameter; None if they were not asked for.
     """
 
-    readings: dict[Sample, Reading]
+    readings: Mapping[Sample, Reading]
     norms: dict[str, TrueNorm]
     floor: Floor
     gradients: dict[str, Tensor] | None
@@ -105,7 +107,7 @@ class TruthReader:
         device: torch.device,
         most: int,
         gradients: bool,
-        say: Say,
+        say: Steps,
     ) -> None:
         self.name, self.source, self.texts = name, source, texts
         self.attention, self.device = attention, device
@@ -127,7 +129,8 @@ class TruthReader:
             except NotFiniteError as error:
                 overflow = error.overflow
             # The model that overflowed is freed here.
-            raise explain(overflow, self.source.place, self.attention, self.source.dtype, self.device)
+            source = self.source
+            raise explain(overflow, source.place, self.attention, source.dtype, self.device, source.offload)
 
     def _read(self) -> Truth:
         source, texts = self.source, self.texts
@@ -135,7 +138,7 @@ class TruthReader:
         rounded = self._read_rounded()
         self.attention = rounded.attention
         bitwise, losses = Distance(), rounded.losses
-        if source.is_gpt2:
+        if source.is_gpt2 and not source.offload:
             self.say("minigpt in reference arithmetic")
             bitwise, losses = self._read_ours(rounded)
         else:
@@ -172,11 +175,32 @@ class TruthReader:
             precisions=precisions,
             kept=rounded.kept,
             gradients=exact.gradients,
+            offload=source.offload,
+            notes=self._notes(),
         )
+
+    def _notes(self) -> list[str]:
+        """Return a sentence if the weights stayed in their files."""
+        source = self.source
+        if not source.offload:
+            return []
+        size, most = human_size(source.size), human_size(source.memory or 0)
+        return [
+            f"The model takes {size} in float64, and may take {most} here. So its weights are read block by block, and "
+            f"at most {self.most} new tokens are compared after each prompt."
+        ]
 
     def _reference(self, attention: str, compute: torch.dtype) -> Reference:
         source = self.source
-        return Reference(source.place, attention, source.dtype, self.device, compute, source.take_tensors())
+        reference = Reference(
+            source.place, attention, source.dtype, self.device, compute, source.take_tensors(), source.offload
+        )
+        watch_modules(reference.model, self._tell)
+        return reference
+
+    def _tell(self, path: str) -> None:
+        """Show the module whose weights are read."""
+        self.say.within(block_of(path))
 
     @contextlib.contextmanager
     def _opened_in(self, compute: torch.dtype) -> Iterator[Reference]:
@@ -263,7 +287,10 @@ class TruthReader:
             device=self.device,
             dtype=self.source.dtype,
         )
-        layout = Layout(self.device, self.source.shape.vocab_size, rounded.sites, rounded.blocks, rounded.embedding)
+        shape = self.source.shape
+        layout = Layout(
+            self.device, shape.vocab_size, shape.n_positions, rounded.sites, rounded.blocks, rounded.embedding
+        )
         ours = OurRunner(recipe.open()[0], layout)
         prompts = rounded.prompts
         measures = Measures(self.source.dtype, is_floor=True)
@@ -278,7 +305,7 @@ class TruthReader:
         norms: dict[str, TrueNorm] = {}
         for site, norm in host.norms().items():
             norms[site] = TrueNorm.of(norm, host.site_of(norm))
-        kept: dict[Sample, Reading] = {}
+        kept = KeptReadings(self.source.offload, self.device)
         measures = Measures(self.source.dtype, is_floor=True)
         exact = self._kept(reference, rounded, kept)
         measure(measures, rounded.prompts, self.texts.windows, rounded.readings, exact)
@@ -295,16 +322,21 @@ class TruthReader:
         """The dtype in which long texts' logits, and gradients, are kept."""
         return torch.float64 if self.source.dtype == torch.float64 else torch.float32
 
-    def _kept(self, reference: Reference, rounded: Rounded, kept: dict[Sample, Reading]) -> Iterator[Reading]:
+    def _kept(self, reference: Reference, rounded: Rounded, kept: KeptReadings) -> Iterator[Reading]:
         """Yield what transformers in float64 computes of each text, and keep what later judgements need."""
-        for sample, before in zip(rounded.prompts, rounded.readings, strict=False):
-            reading = reference.read(sample) if before.outputs else Reading(reference.logits(sample))
-            blocks = {place: reading.outputs[place] for place in rounded.blocks if before.outputs}
-            inputs = {site: reading.inputs[site] for site in rounded.sites if before.outputs}
-            kept[sample] = Reading(reading.logits, blocks, inputs)
+        with_places = [before for before in rounded.readings if before.outputs]
+        whole = rounded.prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
+        for sample, reading in zip(whole, reference.read_all(whole), strict=True):
+            blocks = {place: reading.outputs[place] for place in rounded.blocks}
+            inputs = {site: reading.inputs[site] for site in rounded.sites}
+            kept.keep(sample, Reading(reading.logits, blocks, inputs))
+            yield reading
+        others = rounded.prompts[len(whole) :]
+        for sample, reading in zip(others, read_logits(reference, others), strict=True):
+            kept.keep(sample, reading)
             yield reading
         for sample, reading in zip(self.texts.windows, read_logits(reference, self.texts.windows), strict=True):
-            kept[sample] = Reading(reading.logits.to(self._narrow, copy=True))
+            kept.keep(sample, Reading(reading.logits.to(self._narrow, copy=True)))
             yield reading
 
 

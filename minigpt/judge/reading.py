@@ -98,6 +98,16 @@ class Runner:
         """Read a text whole; keep what norms and blocks compute, if that is known."""
         return Reading(self.logits(sample))
 
+    def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+        """Yield what ``read`` returns of each text; several may be read together."""
+        for sample in samples:
+            yield self.read(sample)
+
+    def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+        """Yield the logits of each text; several may be read together."""
+        for sample in samples:
+            yield Reading(self.logits(sample))
+
     def normalize(self, site: str, x: Float[Tensor, "1 seq *rows"]) -> Float[Tensor, "1 seq *rows"] | None:
         """Return the output of the norm at a site."""
         return None
@@ -126,8 +136,7 @@ def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Output
         true_inputs: of the norms, for each text; each norm is also read by itself, with these.
     """
     given = iter(true_inputs)
-    for sample in samples:
-        reading = runner.read(sample)
+    for reading in runner.read_all(samples):
         alone: dict[str, Tensor] = {}
         for site, x in next(given, {}).items():
             if site not in reading.outputs:
@@ -140,8 +149,7 @@ def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Output
 
 def read_logits(runner: Runner, samples: Iterable[Sample]) -> Iterator[Reading]:
     """Yield the logits that a runner computes of each text."""
-    for sample in samples:
-        yield Reading(runner.logits(sample))
+    yield from runner.logits_of_all(samples)
 
 
 def rounded_as(reading: Reading, site: str, x: Float[Tensor, "seq *rows"]) -> Float[Tensor, "1 seq *rows"]:

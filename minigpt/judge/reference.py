@@ -7,9 +7,8 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.contents import CONFIG
+from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
 from minigpt.host import Float64, Shape, host_of, uncompiled, unwrapped
@@ -24,9 +24,12 @@ from minigpt.inputs import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
+from minigpt.judge.recorder import Recorder
+from minigpt.judge.together import read_together
 from minigpt.precision import HALVES, dtype_name, full_products
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers
+IN_MEMORY = 2**63  # bytes that a model may take whose size has been looked at before
 BATCH = 8  # prompts written at once: a step costs hardly more for 8 rows than for one
 
 
@@ -89,23 +92,36 @@ def gpt2_of(
 
 
 def other_model(
-    place: Path, attention: str, dtype: torch.dtype, compute: torch.dtype, device: torch.device
+    place: Path,
+    attention: str,
+    dtype: torch.dtype,
+    compute: torch.dtype,
+    device: torch.device,
+    offload: bool = False,
 ) -> nn.Module:
     """Return a model of another architecture, rounded to ``dtype``, which computes in ``compute``.
 
     At ``dtype`` it is what ``from_pretrained`` gives, and nothing is cast: that keeps some tables in float32, such as
     rotary frequencies and routers. In float64 it holds the same values. In another dtype the tables stay too.
+
+    Args:
+        offload: whether the weights stay in their files; it may be a GPT-2 then too.
     """
     keeps_more = dtype not in HALVES and compute in HALVES  # then the file's weights are rounded once, here too
     model: Any = load_with_transformers(
-        place, attention=attention, dtype=compute if keeps_more else dtype, device=device
+        place,
+        attention=attention,
+        dtype=compute if keeps_more else dtype,
+        device=device,
+        memory=0 if offload else IN_MEMORY,
     )
     if compute == dtype or keeps_more:
         return model
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others know no float64
     if compute == torch.float64:
-        return model.to(compute)
+        compute_in(model, compute)
+        return model
     for tensor in tensors_of(model).values():
         if tensor.dtype == dtype:
             tensor.data = tensor.data.to(compute)
@@ -117,6 +133,7 @@ class Reference(Runner):
 
     Args:
         tensors: of a GPT-2, by their names in the files, if they have been read. They are taken out of this dict.
+        offload: whether the weights stay in their files. A GPT-2 is read as any other architecture then.
     """
 
     def __init__(
@@ -127,14 +144,15 @@ class Reference(Runner):
         device: torch.device,
         compute: torch.dtype | None = None,
         tensors: dict[str, Tensor] | None = None,
+        offload: bool = False,
     ) -> None:
         compute = compute or dtype
-        self.is_gpt2 = Files.at(place).architecture is None
+        self.is_gpt2 = Files.at(place).architecture is None and not offload
         self.model: Any
         if self.is_gpt2:
             self.model = gpt2_of(place, attention, dtype, compute, device, tensors)
         else:
-            self.model = other_model(place, attention, dtype, compute, device)
+            self.model = other_model(place, attention, dtype, compute, device, offload)
         self.device, self.host, self.is_exact = device, host_of(self.model), compute == torch.float64
         self.shape = Shape.of(self.model.config)
 
@@ -148,6 +166,22 @@ class Reference(Runner):
         inputs = {site: recorder.inputs[site][0] for site in self.host.sites if site in recorder.inputs}
         outputs = {place: y[0] for place, y in recorder.outputs.items()}
         return Reading(logits, outputs, inputs)
+
+    def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+        if self.is_gpt2:
+            yield from super().read_all(samples)
+            return
+        yield from self._read_together(samples, [*self.host.sites, *self.host.blocks])
+
+    def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+        if self.is_gpt2:
+            yield from super().logits_of_all(samples)
+            return
+        yield from self._read_together(samples, [])
+
+    def _read_together(self, samples: Iterable[Sample], places: Sequence[str]) -> Iterator[Reading]:
+        shape = self.shape
+        return read_together(self, self.host.root, places, samples, shape.vocab_size, shape.n_positions, self.device)
 
     def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor]:
         """Return the gradient of the loss of texts, by Parameter.
@@ -203,6 +237,8 @@ class Reference(Runner):
         with self.exactly():
             try:
                 return self.model(input_ids, use_cache=False).logits
+            except MiniGPTError:  # as of a file that changes meanwhile
+                raise
             except Exception as error:  # whatever a model of transformers raises
                 reason = " ".join(str(error).split())
                 raise MiniGPTError(
@@ -291,33 +327,3 @@ def until_end(new: list[int], ends: Sequence[int]) -> list[int]:
     """Return the new tokens of a row up to the first that ends it."""
     last = next((i for i, token in enumerate(new) if token in ends), len(new))
     return new[: last + 1]
-
-
-class Recorder:
-    """Keeps the last input and output of chosen norms and blocks, in the order of the data, while it is active."""
-
-    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
-        self.modules: dict[nn.Module, list[str]] = {}
-        for place in places:
-            self.modules.setdefault(model.get_submodule(place), []).append(place)
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
-
-    def __enter__(self) -> Self:
-        self.hooks = [
-            module.register_forward_hook(partial(self._keep, itertools.cycle(names)))
-            for module, names in self.modules.items()
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _keep(
-        self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]
-    ) -> None:
-        place = next(places)  # a module may stand at several
-        if args:
-            self.inputs[place] = args[0]
-        self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple

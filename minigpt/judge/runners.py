@@ -4,7 +4,7 @@ B batch, T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,10 @@ from minigpt.host import hooked, is_compiled, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
-from minigpt.judge.reference import Recorder, arguments_of, batches, cached_reader
+from minigpt.judge.recorder import Recorder
+from minigpt.judge.reference import arguments_of, batches, cached_reader
+from minigpt.judge.together import read_together
+from minigpt.offload import is_offloaded, is_sharded, plain_copy
 from minigpt.precision import dtype_name
 
 Naming = Callable[[], AbstractContextManager[None]]
@@ -32,12 +35,14 @@ class Layout:
     Attributes:
         device: on which its logits are compared.
         vocab_size: of its logits.
+        n_positions: the most tokens that it reads at once.
         sites, blocks: the paths of its norms and blocks, in the order of the data.
         embedding: the path of its token embedding.
     """
 
     device: torch.device
     vocab_size: int
+    n_positions: int
     sites: list[str]
     blocks: list[str]
     embedding: str
@@ -96,6 +101,8 @@ class ModuleRunner(FunctionRunner):
 
     Attributes:
         prefix: what their names begin with; None if it does not have all of the original's.
+        together: whether several texts are read in one call: a model of another architecture that a recipe has opened,
+            or one whose weights are brought for each call.
     """
 
     pads = False  # texts of several lengths
@@ -104,6 +111,7 @@ class ModuleRunner(FunctionRunner):
         super().__init__(module, layout, naming)
         self.module = module
         self.prefix = prefix_of(module, layout.places)
+        self.together = any(map(is_offloaded, module.modules()))
 
     @property
     def reads_tokens(self) -> bool:
@@ -126,11 +134,38 @@ class ModuleRunner(FunctionRunner):
         outputs = {place: y[0] for place, y in recorder.outputs.items()}
         return Reading(logits, outputs)
 
+    def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+        if not self.together or self.prefix is None:
+            yield from super().read_all(samples)
+            return
+        yield from self._read_together(samples, self.layout.places)
+
+    def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
+        if not self.together:
+            yield from super().logits_of_all(samples)
+            return
+        yield from self._read_together(samples, [])
+
+    def _read_together(self, samples: Iterable[Sample], places: Sequence[str]) -> Iterator[Reading]:
+        layout = self.layout
+        return read_together(
+            self._logits_of, self.root, places, samples, layout.vocab_size, layout.n_positions, layout.device
+        )
+
+    def _logits_of(self, ids: Tensor) -> Tensor:
+        """Return logits (B, T, V) of a batch of ids (B, T)."""
+        with self.naming(), hooked(self.module):
+            returned = self.call(ids)
+        return require_logits(returned, (*ids.shape, self.layout.vocab_size)).to(self.layout.device)
+
     def normalize(self, site: str, x: Tensor) -> Tensor | None:
         if self.prefix is None:
             return None
+        norm = self.root.get_submodule(site)
+        if any(map(is_sharded, norm.parameters())):  # which only a call of the whole model gathers
+            norm = plain_copy(norm)
         with self.naming():
-            return self.root.get_submodule(site)(x)
+            return norm(x)
 
     def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
         if self.prefix is None:

@@ -19,6 +19,7 @@ from minigpt.judge.candidate import Candidate
 from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
 from minigpt.norms.foreign.fingerprint import describe
+from minigpt.offload import is_offloaded
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
 from minigpt.swap import fit_norms, swap_norms
 from minigpt.swap.fit import original_norm, rows_of_text
@@ -45,14 +46,16 @@ class SiteSwap:
     def __init__(self, candidate: Candidate) -> None:
         model, recipe = cast("nn.Module", candidate.model), candidate.recipe
         self.model, self.sites = model, candidate.claim.swapped
-        self.present = {site: model.get_submodule(site) for site in self.sites}
+        self.host = host_of(model)
+        self.present = {site: self.host.root.get_submodule(site) for site in self.sites}
         self.fit_rows, self.new = None, self.present
         self.fits: dict[str, SiteFit] = {}
         if recipe is None:
             self.old = {site: original_norm(norm, model) for site, norm in self.present.items()}
             return
         plain_recipe = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None)
-        plain, tokenizer = plain_recipe.load(any_architecture=True)[:2]
+        offload = any(map(is_offloaded, model.modules()))
+        plain, tokenizer = plain_recipe.load(any_architecture=True, offload=offload)[:2]
         self.old = host_of(plain).norms()
         if recipe.fit is not None:
             self.fit_rows = rows_of_text(model, cast("Tokenizer", tokenizer), recipe.fit)
@@ -77,7 +80,7 @@ class SiteSwap:
 
     def install(self, norms: Norms) -> None:
         """Put these norms at their sites, and the norms from before at the others."""
-        install(self.model, {site: norms.get(site, self.old[site]) for site in self.sites})
+        install(self.host.root, {site: norms.get(site, self.old[site]) for site in self.sites})
 
     def with_site(self, norms: Norms, site: str) -> Norms:
         """Return these norms, and the one in question at one more site: fitted there, if norms are fitted."""
@@ -85,7 +88,8 @@ class SiteSwap:
         if self.fit_rows is not None:
             new = copy.deepcopy(new)
             self.install({**norms, site: new})
-            self.fits[site] = SiteFit(site, *fit_norms(self.model, self.fit_rows, site)[site])
+            path = self.host.prefix + site
+            self.fits[site] = SiteFit(site, *fit_norms(self.model, self.fit_rows, path)[path])
         return {**norms, site: new}
 
 

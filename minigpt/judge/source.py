@@ -34,6 +34,7 @@ class Source:
         weights: how many numbers it has.
         norm: the norm that transformers computes: "frozen" for the plain form of frozen norms, else "fused".
         tensors: of a GPT-2, by their names in the files; None once they are taken.
+        memory: the bytes that a model may take; None if nobody has looked yet.
     """
 
     place: Path
@@ -45,6 +46,28 @@ class Source:
     weights: int
     norm: str
     tensors: dict[str, Tensor] | None = None
+    memory: int | None = None
+
+    def may_take(self, memory: int) -> None:
+        """Set the bytes that a model may take. A GPT-2 that is in no safetensors file is read whole, whatever it takes.
+
+        Its tensors are not kept if the weights stay in their files.
+        """
+        if self.is_gpt2 and (self.place.is_file() or not any(self.place.glob("*.safetensors"))):
+            return
+        self.memory = memory
+        if self.offload:
+            self.tensors = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the weights in float64."""
+        return self.weights * torch.float64.itemsize
+
+    @property
+    def offload(self) -> bool:
+        """Whether the weights stay in their files, since they take more in float64 than they may."""
+        return self.memory is not None and self.size > self.memory
 
     def take_tensors(self) -> dict[str, Tensor] | None:
         """Return the tensors that were read when the checkpoint was opened, and keep them no longer."""

@@ -3,7 +3,7 @@
 B batch, T tokens, V vocabulary, C embedding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Truth:
         bitwise_error: how far minigpt in reference arithmetic is from transformers.
         kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
         gradients: by Parameter, in float64; None if the caller did not ask for them.
+        offload: whether the weights stay in their files, since the model is larger than the memory it may take.
+        notes: what a reader should know of how it was read.
     """
 
     source: str
@@ -61,7 +63,7 @@ class Truth:
     text_file: str | None
     text_ids: list[int]
     versions: dict[str, Any]
-    exact: dict[Sample, Reading]
+    exact: Mapping[Sample, Reading]
     places: list[str]
     sites: list[str]
     blocks: list[str]
@@ -74,6 +76,8 @@ class Truth:
     precisions: dict[str, float] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, Tensor] | None = None
+    offload: bool = False
+    notes: list[str] = field(default_factory=list)
 
     @property
     def samples(self) -> list[Sample]:
@@ -83,7 +87,8 @@ class Truth:
     @property
     def layout(self) -> Layout:
         """The facts about the original that a runner must know."""
-        return Layout(self.device, self.config.vocab_size, self.sites, self.blocks, self.embedding)
+        config = self.config
+        return Layout(self.device, config.vocab_size, config.n_positions, self.sites, self.blocks, self.embedding)
 
     @property
     def longest(self) -> Sample:

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt.judge.reference import Recorder, Reference
+from minigpt.judge.recorder import Recorder
+from minigpt.judge.reference import Reference
 from minigpt.judge.rules import largest_jump
 from minigpt.report.fields import PlaceOff
 from minigpt.report.page import report_page

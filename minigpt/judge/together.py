@@ -1,0 +1,94 @@
+"""Texts that are read together, where every reading brings a model's weights from its files.
+
+The texts are padded on the right. A causal model computes nothing else for the tokens before the padding.
+
+B batch, T tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from minigpt.judge.reading import Reading, Sample
+from minigpt.judge.recorder import Recorder
+
+MOST_LOGITS = 2**26  # numbers of the logits of texts that are read together: 512 MB in float64
+MOST_PADDING = 64  # tokens; to compute more takes longer than to bring the weights once more
+
+
+def groups_of(samples: Iterable[Sample], vocab_size: int) -> Iterator[list[Sample]]:
+    """Yield texts in their order, as many together as there is room for, and none with much padding."""
+    group: list[Sample] = []
+    for sample in samples:
+        grown = [*group, sample]
+        longest = max(len(member.ids) for member in grown)
+        padding = sum(longest - len(member.ids) for member in grown)
+        if group and (padding > MOST_PADDING or len(grown) * longest * vocab_size > MOST_LOGITS):
+            yield group
+            grown = [sample]
+        group = grown
+    if group:
+        yield group
+
+
+def right_padded(samples: Sequence[Sample], most: int, device: torch.device) -> Int[Tensor, "batch seq"]:
+    """Return the ids of texts (B, T).
+
+    T is odd where it may be, as numbers of heads are not, so that a dimension of tokens is not taken for one of heads.
+
+    Args:
+        most: tokens that the model can read.
+    """
+    longest = max(len(sample.ids) for sample in samples)
+    if len(samples) > 1:
+        longest = min(longest | 1, most)
+    rows = []
+    for sample in samples:
+        rows.append(sample.ids + [0] * (longest - len(sample.ids)))
+    return torch.tensor(rows, device=device)
+
+
+def read_together(
+    call: Callable[[Tensor], Tensor],
+    root: nn.Module,
+    places: Sequence[str],
+    samples: Iterable[Sample],
+    vocab_size: int,
+    most: int,
+    device: torch.device,
+) -> Iterator[Reading]:
+    """Yield what a model computes of each text, and what norms and blocks at some places do.
+
+    Args:
+        call: returns logits (B, T, V) of ids (B, T).
+        root: the module that has the places.
+        most: tokens that it can read.
+    """
+    for group in groups_of(samples, vocab_size):
+        ids = right_padded(group, most, device)
+        with Recorder(root, places) as recorder:
+            logits = call(ids)
+        for row, sample in enumerate(group):
+            own = partial(of_text, row=row, batch=ids, length=len(sample.ids))
+            outputs = {place: own(y) for place, y in recorder.outputs.items()}
+            inputs = {place: own(x) for place, x in recorder.inputs.items()}
+            yield Reading(own(logits)[sample.compared].clone(), outputs, inputs)
+
+
+def of_text(y: Tensor, row: int, batch: Int[Tensor, "batch seq"], length: int) -> Tensor:
+    """Return the part of an output that is of one text, without its padding.
+
+    Args:
+        y: (B, T, ...), or (B, heads, T, ...), or (B x T, ...).
+    """
+    rows, tokens = batch.shape
+    if len(y) != rows and len(y) == rows * tokens:
+        y = y.view(rows, tokens, *y.shape[1:])
+    y = y[row]
+    for dimension in range(y.ndim - 1):
+        if y.shape[dimension] == tokens:
+            return y.narrow(dimension, 0, length)
+    return y
