@@ -19,7 +19,7 @@ from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
 
-MOST = 8  # tokens of a draft
+MOST_DRAFTED = 8  # tokens of a draft
 TRIAL = 16  # steps without a draft, after which one token is tried
 MEASURED = 5  # times of which the median counts, since some steps are interrupted
 FADING = 0.8  # what older tokens count at each draft
@@ -56,7 +56,7 @@ class DraftLength:
         p = self.right / (self.right + self.wrong)
         best, least_seconds = 0, step
         tokens = 1.0  # that a draft of this length gives on average
-        for length in range(1, MOST + 1):
+        for length in range(1, MOST_DRAFTED + 1):
             tokens += p**length
             seconds = (step + length * each) / tokens
             if seconds < least_seconds:
@@ -162,15 +162,11 @@ class Drafts:
     def _written(self, row: Row, columns: range, reader: Reader) -> list[int]:
         """Return the tokens that the row would add if the int8 form were the model, with the row's random numbers."""
         assert self.int8 is not None
-        known = len(row.ids)
-        try:
-            with suppress(GenerationError):  # the model itself says whether no token can be chosen
-                for column in columns:
-                    logits = self.int8(row.ids[-1:], [0], [column], reader.store)  # (1, V)
-                    row.ids += next_tokens(self.model, logits, [row], keeps=False)
-                    if row.ids[-1] in row.end_ids:
-                        break
-        finally:
-            drafted = row.ids[known:]
-            del row.ids[known:]
-        return drafted
+        ahead = row.ahead()
+        with suppress(GenerationError):  # the model itself says whether no token can be chosen
+            for column in columns:
+                logits = self.int8(ahead.ids[-1:], [0], [column], reader.store)  # (1, V)
+                ahead.ids += next_tokens(self.model, logits, [ahead], keeps=False)
+                if ahead.ids[-1] in row.end_ids:
+                    break
+        return ahead.ids[len(row.ids) :]

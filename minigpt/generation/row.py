@@ -1,6 +1,7 @@
 """One text that is being written: its tokens, and its characters as they become ready."""
 
 import codecs
+import copy
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from minigpt.generation.settings import GenerationSettings
 
-AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
+NUMBERS_AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
 
 
 class TextCodec(Protocol):
@@ -60,7 +61,7 @@ class Row:
         self.logprobs: list[float] = []
         self._text = TextAssembler(self.settings.stop)
         self._unread = ""
-        self._drawn: list[float] = []
+        self._random = RandomNumbers(self.seed)
         self._prompt: Int[Tensor, "1 prompt"] | None = None
 
     @property
@@ -85,16 +86,13 @@ class Row:
         They depend on its seed alone. The CPU draws them, so a seed gives the same numbers for every device. They stay
         below 1 after any rounding.
         """
-        first = len(self.ids) - self.prompt_length
-        while len(self._drawn) < first + count:
-            more = torch.rand(AT_ONCE, dtype=torch.float64, device="cpu", generator=self._generator)
-            self._drawn += more.clamp_(max=1 - 2**-50).tolist()
-        return torch.tensor(self._drawn[first : first + count], dtype=torch.float64, device="cpu")
+        return self._random.get(len(self.ids) - self.prompt_length, count)
 
-    @cached_property
-    def _generator(self) -> torch.Generator:
-        generator = torch.Generator("cpu")
-        return generator.manual_seed(generator.seed() if self.seed is None else int(self.seed))
+    def ahead(self) -> "Row":
+        """Return a copy to draft tokens on: they are its own, and its random numbers are this row's."""
+        copied = copy.copy(self)
+        copied.ids = list(self.ids)
+        return copied
 
     def push(self, token: int) -> None:
         """Add a token, and set ``end`` if it ends the row."""
@@ -120,6 +118,32 @@ class Row:
         """Return the text that became ready since the last call: whole characters, no part of a stop string."""
         piece, self._unread = self._unread, ""
         return piece
+
+
+class RandomNumbers:
+    """A sequence of random numbers, uniform in [0, 1), by the places in it.
+
+    Args:
+        seed: None takes one from the system, when the first number is drawn.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self.drawn: list[float] = []
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        generator = torch.Generator("cpu")
+        seed = generator.seed() if self.seed is None else int(self.seed)
+        return generator.manual_seed(seed)
+
+    def get(self, first: int, count: int) -> Float[Tensor, " count"]:
+        """Return ``count`` numbers from place ``first`` on."""
+        end = first + count
+        while len(self.drawn) < end:
+            more = torch.rand(NUMBERS_AT_ONCE, dtype=torch.float64, device="cpu", generator=self.generator)
+            self.drawn += more.clamp_(max=1 - 2**-50).tolist()
+        return torch.tensor(self.drawn[first:end], dtype=torch.float64, device="cpu")
 
 
 class TextAssembler:

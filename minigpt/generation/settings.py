@@ -5,13 +5,13 @@ may give it. The names and meanings are those of a Hugging Face generation confi
 of its name in ``processors``.
 """
 
+import copy
 import dataclasses
 import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_type_hints
 
 from minigpt.config import GPT2Config
@@ -288,23 +288,44 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"has no effect {cause}, since nothing is drawn"
 
 
-class GenerationSettings(SimpleNamespace):
-    """Valid settings of generation: ``Settings`` with the defaults filled in, as attributes.
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
+class GenerationSettings:
+    """Valid settings of generation: all of ``Settings`` with the defaults filled in, as attributes.
 
-    ``stop`` is a tuple of texts, and ``eos_token_id`` one of ids or ``FROM_CONFIG``.
+    The fields below are those that generation asks for by name. A processor gets its setting by the table.
 
     Raises:
         GenerationError: if a setting is unknown or out of range, if settings contradict each other, or if
             max_new_tokens is missing; ``argument`` is the name of the setting.
     """
 
+    max_new_tokens: int
+    do_sample: bool
+    temperature: float | None
+    seed: int | None
+    logit_bias: Mapping[int, float] | None
+    bad_words_ids: Sequence[Sequence[int]] | None
+    suppress_tokens: Sequence[int] | None
+    eos_token_id: Any  # a tuple of ids, or ``FROM_CONFIG``
+    pad_token_id: Any  # an id, None or ``FROM_CONFIG``
+    stop: tuple[str, ...]
+    num_return_sequences: int
+    draft: str | None
+    overflow: str
+    output_scores: bool
+    output_logprobs: bool
+
     def __init__(self, **settings: Unpack[Settings]) -> None:
         check_settings(settings)
-        values: Any = {name: setting.default for name, setting in SETTINGS.items()} | dict(settings)
+        values: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.items()}
+        values.update(settings)
         values["stop"] = tuple(as_texts(values["stop"] or ()))
-        if (ends := values["eos_token_id"]) is not FROM_CONFIG:
-            values["eos_token_id"] = (ends,) if is_int(ends) else tuple(ends or ())
-        super().__init__(**values)
+        ends = values["eos_token_id"]
+        if is_int(ends):
+            values["eos_token_id"] = (ends,)
+        elif ends is not FROM_CONFIG:
+            values["eos_token_id"] = tuple(ends or ())
+        vars(self).update(values)  # of a frozen class, once
 
     def as_dict(self) -> dict[str, Any]:
         """Return all settings by their names."""
@@ -313,6 +334,12 @@ class GenerationSettings(SimpleNamespace):
     def replace(self, **changes: Any) -> "GenerationSettings":
         """Return settings with these values changed."""
         return parse_settings(**self.as_dict() | changes)
+
+    def with_new_tokens(self, count: int) -> "GenerationSettings":
+        """Return these settings for another number of new tokens; 0 reads the prompt alone, as a server may."""
+        changed = copy.copy(self)
+        vars(changed)["max_new_tokens"] = count
+        return changed
 
     def require_one_text(self) -> None:
         """Raise GenerationError if more than one text is wanted where a single one is returned."""

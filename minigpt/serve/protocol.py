@@ -193,9 +193,8 @@ def settings_of(body: Any) -> GenerationSettings:
         settings["eos_token_id"] = []
     settings["do_sample"] = samples
     settings["max_new_tokens"] = max(1, body.max_tokens)
-    valid = parse_settings(**settings)
-    valid.max_new_tokens = body.max_tokens  # 0: the prompt is read, and nothing is added
-    return valid
+    valid: GenerationSettings = parse_settings(**settings)
+    return valid.with_new_tokens(body.max_tokens)  # 0: the prompt is read, and nothing is added
 
 
 class StreamOptions(Body):

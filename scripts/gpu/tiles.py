@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from minigpt.bench.norms import WIDTHS
-from minigpt.device import finish, full_products
+from minigpt.device import finish
 from minigpt.norms.triton import interpreting
+from minigpt.precision import full_products
 
 ROWS = (16_384, 65_536)
 TILE_ROWS = (1, 2, 4, 8)

@@ -67,8 +67,7 @@ def test_texts_that_end_at_their_first_token_read_their_prompt_once() -> None:
 
 
 def test_a_row_without_room_for_a_token_is_only_read() -> None:
-    settings = GenerationSettings(max_new_tokens=1)
-    settings.max_new_tokens = 0  # as a server may have it
+    settings = GenerationSettings(max_new_tokens=1).with_new_tokens(0)  # as a server may have it
     row = Row([1, 2, 3], settings)
     row.scores_prompt = True
     batch = Batch(small_model(), 1, 3)

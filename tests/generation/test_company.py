@@ -17,7 +17,7 @@ from torch import Tensor
 from minigpt.engine import kernel, quantize_int8
 from minigpt.engine.kernel import StepKernel
 from minigpt.generation.batch import Batch, Piece
-from minigpt.generation.drafts import MOST, DraftLength, Drafts
+from minigpt.generation.drafts import MOST_DRAFTED, DraftLength, Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
@@ -117,7 +117,7 @@ def test_every_logit_has_the_bits_of_its_text_alone(
     kind: str, actions: list[tuple[str, Any]], drafted: bool, chance: random.Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftLength, "next", lambda _: chance.randint(0, MOST))
+        patch.setattr(DraftLength, "next", lambda _: chance.randint(0, MOST_DRAFTED))
         company = Company(kind, drafted)
         company.add([5, 40])
         company.write(1)

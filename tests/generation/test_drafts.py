@@ -14,7 +14,7 @@ from minigpt.engine.int8 import drafter_of, rounding_seconds
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, write_rows
-from minigpt.generation.drafts import MOST, DraftLength, Drafts
+from minigpt.generation.drafts import MOST_DRAFTED, DraftLength, Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
@@ -25,7 +25,7 @@ needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel wa
 def chance(monkeypatch: pytest.MonkeyPatch) -> random.Random:
     """Random numbers, which also decide how long each draft is."""
     chance = random.Random(0)
-    monkeypatch.setattr(DraftLength, "next", lambda _: chance.randint(0, MOST))
+    monkeypatch.setattr(DraftLength, "next", lambda _: chance.randint(0, MOST_DRAFTED))
     return chance
 
 
@@ -232,7 +232,7 @@ def speedup(acceptance: float, steps: int, each: float = 0.38) -> float:
 
 
 def test_a_draft_is_as_long_as_pays() -> None:
-    assert speedup(1.0, 200) > 0.9 * (1 + MOST) / (1 + 0.38 * MOST)
+    assert speedup(1.0, 200) > 0.9 * (1 + MOST_DRAFTED) / (1 + 0.38 * MOST_DRAFTED)
     assert speedup(0.8, 1000) > 1.2
     assert speedup(0.9, 1000, each=0.95) > 0.93, "a gain below a tenth: they rest"
     for steps in (64, 1000):
