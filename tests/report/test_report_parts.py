@@ -1,6 +1,7 @@
 """The parts of a report: every figure that is measured is shown, and the docs say what it is."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
@@ -62,3 +63,13 @@ def test_the_built_in_texts_are_unlike_the_training_text_of_the_demo_alone(model
         is_of_demo = any("the demo's training text" in line for line in lines)
         assert is_of_demo is ((against or model) == "demo")
         assert sum("--text FILE" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("passing", [True, False])
+def test_a_report_is_read_as_it_was_written(passing: bool) -> None:
+    """Reports of older versions hold the time of a forward too; a number that is not finite is null."""
+    sample = sample_report(2, passing=passing)
+    sample["logits"] |= {"ratio": None}
+    report = made(sample | {"speed": {"candidate_ms": 3.1, "reference_ms": 4.2}})
+    assert report.to_dict() == sample
+    assert math.isnan(report.logits.ratio)
