@@ -70,19 +70,26 @@ class Band(NamedTuple):
 def site_map(sites: Sequence[Any]) -> tuple[list[Band], list[Row]]:
     """Place sites by the number in their path: blocks across, in bands; and return those that stand in no block."""
     blocks: dict[str, dict[str, Row]] = {}
+    names: dict[str, None] = {}  # of the norms in a block, in their order
     apart = []
     for site in sites:
-        if match := re.search(r"\.(\d+)\.(.+)$", site["site"]):
-            blocks.setdefault(match[1], {})[match[2]] = site
-        else:
+        match = re.search(r"\.(\d+)\.(.+)$", site["site"])
+        if match is None:
             apart.append(site)
-    names = list(dict.fromkeys(name for norms in blocks.values() for name in norms))
-    numbers, bands = list(blocks), math.ceil(len(blocks) / MOST_ACROSS) or 1
-    across = math.ceil(len(numbers) / bands) or 1
-    return [
-        Band(some, [(name, [blocks[number].get(name) for number in some]) for name in names])
-        for some in (numbers[i : i + across] for i in range(0, len(numbers), across))
-    ], apart
+            continue
+        number, name = match.groups()
+        blocks.setdefault(number, {})[name] = site
+    for norms in blocks.values():
+        names |= dict.fromkeys(norms)
+    numbers = list(blocks)
+    most_bands = math.ceil(len(numbers) / MOST_ACROSS) or 1
+    across = math.ceil(len(numbers) / most_bands) or 1
+    bands = []
+    for first in range(0, len(numbers), across):
+        some = numbers[first : first + across]
+        rows = [(name, [blocks[number].get(name) for number in some]) for name in names]
+        bands.append(Band(some, rows))
+    return bands, apart
 
 
 class Line(NamedTuple):
@@ -138,8 +145,17 @@ def _down(scale: LogScale, x: float | None) -> float:
 
 def depth_ticks(places: Sequence[str]) -> list[tuple[int, str]]:
     """Number the first place of each block and name those in no block, as many as there is room for, and the last."""
-    names = [match[1] if (match := re.search(r"\.(\d+)", place)) else place for place in places]
-    ticks = [(i, name) for i, name in enumerate(names) if name not in names[:i]]
-    every = math.ceil(len(ticks) / MOST_TICKS) or 1
-    room = 0.7 * every * len(places) / max(1, len(ticks))
-    return [tick for tick in ticks[::every] if ticks[-1][0] - tick[0] >= room] + ticks[-1:]
+    ticks: dict[str, int] = {}  # the first place of each name
+    for i, place in enumerate(places):
+        match = re.search(r"\.(\d+)", place)
+        name = place if match is None else match[1]
+        ticks.setdefault(name, i)
+    numbered = [(i, name) for name, i in ticks.items()]
+    every = math.ceil(len(numbered) / MOST_TICKS) or 1
+    room = 0.7 * every * len(places) / max(1, len(numbered))
+    shown = []
+    for i, name in numbered[::every]:
+        last, _ = numbered[-1]
+        if last - i >= room:
+            shown.append((i, name))
+    return shown + numbered[-1:]

@@ -17,7 +17,9 @@ def brief(x: float | None, digits: int = 3) -> str:
     if x == 0:
         return "0"
     if 1e-3 <= abs(x) < 1e6:
-        return f"{x:,.0f}" if abs(x) >= 10**digits - 0.5 else f"{x:#.{digits}g}".rstrip(".")
+        if abs(x) >= 10**digits - 0.5:
+            return f"{x:,.0f}"
+        return f"{x:#.{digits}g}".rstrip(".")
     mantissa, exponent = f"{x:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -49,7 +51,10 @@ def change(before: float | None, after: float | None) -> str:
     if not before or after is None or not math.isfinite(after / before):
         return brief(None)
     ratio = after / before
-    return times(ratio) if ratio >= 10 else ("+" if ratio > 1 else "\u2212") + percent(abs(ratio - 1))
+    if ratio >= 10:
+        return times(ratio)
+    sign = "+" if ratio > 1 else "\u2212"
+    return sign + percent(abs(ratio - 1))
 
 
 def uncertain(x: float | None, error: float | None, form: Callable[[float | None], str] = brief) -> str:
@@ -81,7 +86,9 @@ def duration(seconds: float) -> str:
     """Format a time: 41 s, 12 min, 3.4 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def digits(x: float | None) -> str:
