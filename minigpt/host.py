@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from minigpt.config import GPT2_TYPES
-from minigpt.norms.record import ATTRIBUTE, record_of
+from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import device_of, is_sharded, plain_copy, values_of
 
@@ -38,26 +38,6 @@ _COMPILED = "_orig_mod"  # the module that torch.compile wraps
 CHECKPOINTED, SHARDED = "_checkpoint_wrapped_module", "_fsdp_wrapped_module"  # and that PyTorch's other wrappers hold
 TRANSPARENT = (_COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
 GATE = re.compile(r"gate|z", re.IGNORECASE)  # a second argument that the model gives its norm, though it is optional
-
-
-@dataclass(frozen=True)
-class NormSite:
-    """The formula of the norm at a site.
-
-    Attributes:
-        kind: "layer_norm", "rms_norm" or "other".
-        eps: under the root; None for another kind.
-        adds_one: whether it multiplies by 1 + weight.
-        width: the length of its rows.
-        rounds: where it rounds in half precision: "once", after its weight has multiplied the row; "row", before that
-            too, as Llama's does; "other"; None if it has no weight, or it is not known.
-    """
-
-    kind: str
-    eps: float | None = None
-    adds_one: bool = False
-    width: int = 0
-    rounds: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from torch import nn
 
 from minigpt.choices import KEEP, check_keep
 from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, eps_notes, is_ours
-from minigpt.norms.foreign.arrays import ArrayFunction, ArrayNorm, array_function
+from minigpt.norms.foreign.arrays import ArrayFunction, ArrayNorm, array_function, made
 from minigpt.norms.foreign.construct import construct, naming
-from minigpt.norms.foreign.locate import locate
 from minigpt.norms.record import record_of
 from minigpt.norms.registry import claim_named, find, registered_name
 
@@ -44,10 +43,12 @@ def build(
             ``torch.nn.Module``.
     """
     check_keep(keep)
-    make = locate(norm) if isinstance(norm, str) else norm
+    make = made(norm)
     if is_ours(getattr(make, "func", make)):
         return _ours(make, normalized_shape, eps, bias)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if isinstance(normalized_shape, int):
+        normalized_shape = (normalized_shape,)
+    shape = tuple(normalized_shape)
     function = array_function(make)
     if function is None:
         module, takes_eps = construct(make, shape, eps=eps, bias=bias)
@@ -63,7 +64,7 @@ def build(
 
 def build_raw(norm: NormSpec, width: int, *, eps: float, bias: bool) -> nn.Module:
     """Return somebody else's norm over rows of a width as its class makes it. Raises as ``build``."""
-    make = locate(norm) if isinstance(norm, str) else norm
+    make = made(norm)
     module, takes_eps = construct(make, (width,), eps=eps, bias=bias)
     record_of(module).notes = eps_notes(module, eps, takes_eps)
     return module
@@ -76,7 +77,8 @@ def _ours(make: Callable[..., nn.Module], shape: int | Sequence[int], eps: float
         return make(shape, **keywords)
     with naming(make):
         module = make(shape, **keywords | make.keywords)
-    if others := eps_notes(module, eps, takes_eps=True):
+    others = eps_notes(module, eps, takes_eps=True)
+    if others:
         record_of(module).notes = others
     return module
 
@@ -97,11 +99,14 @@ def name_of(norm: object) -> str:
         positional = [repr(value) for value in norm.args]
         named = [f"{name}={value!r}" for name, value in norm.keywords.items()]
         return f"{name_of(norm.func)}({', '.join(positional + named)})"
-    if name := registered_name(norm):
+    name = registered_name(norm)
+    if name:
         return name
     if isinstance(norm, nn.Module):
         return record_of(norm).name or name_of(type(norm))
-    kind = norm if hasattr(norm, "__qualname__") else type(norm)
+    kind = norm
+    if not hasattr(norm, "__qualname__"):
+        kind = type(norm)
     return f"{kind.__module__}:{kind.__qualname__}"  # type: ignore[union-attr]
 
 
@@ -114,15 +119,18 @@ def claim_of(norm: object) -> str | None:
     Args:
         norm: what ``build`` takes, or a module that stands in a model.
     """
-    if (registered := find(norm)) is not None:  # it may be unavailable here
+    registered = find(norm)
+    if registered is not None:  # it may be unavailable here
         return registered[0].claim
-    made = locate(norm) if isinstance(norm, str) else norm
-    made = made.norm if isinstance(made, AdaptedNorm) else getattr(made, "func", made)
-    cls = made if isinstance(made, type) else type(made)
-    claim = getattr(made, "exact", None)
+    make = made(norm)
+    make = make.norm if isinstance(make, AdaptedNorm) else getattr(make, "func", make)
+    claim = getattr(make, "exact", None)
     if isinstance(claim, bool | str):
         return claim_named(claim)
-    return "rms_norm" if issubclass(cls, nn.RMSNorm) else None
+    cls = make if isinstance(make, type) else type(make)
+    if issubclass(cls, nn.RMSNorm):
+        return "rms_norm"
+    return None
 
 
 def is_exact(norm: object, kind: str = "layer_norm") -> bool:

@@ -49,7 +49,9 @@ class NormInfo(NamedTuple):
 
     def reason_on(self, device: torch.device | None) -> str | None:
         """Return why it cannot run on ``device``, or, for None, on any device here; None if it can."""
-        return self.obstacle(device) if self.obstacle else None
+        if self.obstacle is None:
+            return None
+        return self.obstacle(device)
 
     @property
     def summary(self) -> str:
@@ -96,8 +98,10 @@ def register(
 
     def add(cls: NormClass) -> NormClass:
         taken = _REGISTRY.get(name)
-        if taken is not None and (taken.cls.__module__, taken.cls.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise NormError(f"the norm name {name!r} is taken by {taken.cls.__module__}.{taken.cls.__qualname__}")
+        if taken is not None:
+            owner = f"{taken.cls.__module__}.{taken.cls.__qualname__}"
+            if owner != f"{cls.__module__}.{cls.__qualname__}":  # the same class may be imported again
+                raise NormError(f"the norm name {name!r} is taken by {owner}")
         cls.exact = exact  # pyright: ignore[reportAttributeAccessIssue]
         _REGISTRY[name] = NormInfo(cls, claim, obstacle, parameter)
         return cls
@@ -113,7 +117,11 @@ def claim_named(exact: bool | str) -> str:
     """
     if exact not in (True, False, *KINDS):
         raise NormError(f"exact must be True, False, {' or '.join(KINDS)}, got {exact!r}")
-    return exact if isinstance(exact, str) else "layer_norm" if exact else ""
+    if isinstance(exact, str):
+        return exact
+    if exact:
+        return "layer_norm"
+    return ""
 
 
 def available() -> dict[str, NormInfo]:
@@ -124,9 +132,15 @@ def available() -> dict[str, NormInfo]:
 
 def find(name: object) -> tuple[NormInfo, str] | None:
     """Return the registered norm of a name, and the number behind it ("" without one); None if there is none."""
-    base, colon, number = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if not isinstance(name, str):
+        return None
+    base, colon, number = name.partition(":")
     info = available().get(base)
-    return None if info is None or (colon and info.parameter is None) else (info, number if colon else "")
+    if info is None:
+        return None
+    if colon and info.parameter is None:
+        return None
+    return info, number
 
 
 def is_registered(name: object) -> bool:
@@ -144,7 +158,9 @@ def lookup(name: str) -> Callable[..., nn.Module]:
     if match is None:
         norms = available()
         near = difflib.get_close_matches(name, norms, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"registered are {', '.join(sorted(norms))};"
+        hint = f"registered are {', '.join(sorted(norms))};"
+        if near:
+            hint = f"did you mean {near[0]}?"
         raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
     info, number = match
     base, colon, _ = name.partition(":")
@@ -168,11 +184,15 @@ def is_same(norm: object, module: nn.Module) -> bool:
 
 def registered_name(norm: object) -> str | None:
     """Return the name of a registered class, or of a module of one with its number; None if it is not registered."""
-    cls = norm if isinstance(norm, type) else type(norm)
+    cls = norm
+    if not isinstance(norm, type):
+        cls = type(norm)
     for name, info in available().items():
-        if info.cls is cls:
-            is_set = info.parameter is not None and isinstance(norm, nn.Module)
-            return f"{name}:{getattr(norm, info.parameter)}" if is_set else name  # pyright: ignore[reportArgumentType]
+        if info.cls is not cls:
+            continue
+        if info.parameter is None or not isinstance(norm, nn.Module):
+            return name
+        return f"{name}:{getattr(norm, info.parameter)}"
     return None
 
 

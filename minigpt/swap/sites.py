@@ -285,7 +285,9 @@ def _require_runs(norm: nn.Module, host: Host) -> None:
         return
     trial, inner = plain_copy(norm).eval(), inner_norm(norm)
     inner = inner.norm if isinstance(inner, AdaptedNorm) else inner
-    x = torch.arange(2.0 * record_of(norm).site.width).sin().view(1, 2, -1).to(host.device, host.dtype)
+    site = record_of(norm).site
+    assert site is not None  # of a norm that was built for one
+    x = torch.arange(2.0 * site.width).sin().view(1, 2, -1).to(host.device, host.dtype)
     try:
         with naming(inner), torch.random.fork_rng(devices=[]):
             y = trial(x.clone())
