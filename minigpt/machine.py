@@ -55,10 +55,21 @@ def settle_memory() -> None:
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    _keep_pieces_to(2**30)
+
+
+def return_memory() -> None:
+    """Give memory back to the system when a large tensor is freed, where weights come and go in turns."""
+    _keep_pieces_to(2**25)
+
+
+def _keep_pieces_to(size: int) -> None:
+    """Keep freed memory in pieces of at most so many bytes, and return what is kept beyond that."""
     with contextlib.suppress(TypeError, AttributeError, OSError):  # another system, another library
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            mallopt(threshold, 2**30)
+            libc.mallopt(threshold, size)
+        libc.malloc_trim(0)
 
 
 def software(*packages: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from minigpt.checkpoint.offloading import device_map_of, may_take, offload_folde
 from minigpt.checkpoint.sizes import check_fields, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.host import Shape, norm_sites
+from minigpt.machine import return_memory
 from minigpt.offload import is_offloaded
 from minigpt.precision import dtype_name
 
@@ -66,6 +67,7 @@ def load_with_transformers(
         weights = sum(parameter.numel() for parameter in model.parameters())
         if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
+        return_memory()
         folder = offload_folder()
         options |= dict(device_map=device_map_of(model, place_of_weights), offload_folder=folder.name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)

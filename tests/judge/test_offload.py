@@ -1,0 +1,172 @@
+"""A model whose weights stay in their files gets the verdict and the figures that it gets in memory."""
+
+import gc
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from architectures import ARCHITECTURES, random_model
+from torch import nn
+
+import minigpt
+from minigpt.judge.kept import KeptReadings
+from minigpt.judge.reading import Reading, Sample
+from minigpt.judge.together import groups_of, of_text, right_padded
+
+ASKED: dict[str, Any] = {"device": "cpu", "max_new_tokens": 3, "prompts": [[5, 6, 7, 8], [9, 10, 11]]}
+SLOW = ["qwen3", "qwen2", "mistral", "pythia", "phi", "bloom", "falcon", "olmo2", "mamba", "mixtral", "cohere", "opt"]
+NAMES = ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in ["gemma", *SLOW])]
+
+
+class WrongEps(nn.RMSNorm):
+    exact = "rms_norm"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], self.weight, 0.1)
+
+
+def figures(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a report says, by its place in the JSON, but for what depends on the run."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in ("notes", "versions"):
+                yield from figures(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from figures(inner, f"{path}.{number}")
+    else:
+        yield path, value
+
+
+def assert_same_report(report: Any, expected: Any) -> None:
+    """Check that two reports have the same figures, and print the largest difference."""
+    actual, wanted = dict(figures(report.to_dict())), dict(figures(expected.to_dict()))
+    assert actual.keys() == wanted.keys()
+    largest = 0.0
+    for path, value in wanted.items():
+        if isinstance(value, float) and not math.isnan(value):
+            largest = max(largest, abs(actual[path] - value))
+        elif not isinstance(value, float):
+            assert actual[path] == value, path
+    print(f"largest difference {largest:.3g}, bound 1e-9")
+    assert largest <= 1e-9
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_verdict_and_figures_are_those_of_a_model_in_memory(name: str, tmp_path: Path) -> None:
+    random_model(name).save_pretrained(tmp_path)
+    norm = ARCHITECTURES[name].norm
+    reports = [minigpt.parity(str(tmp_path), norm=norm, memory=memory, **ASKED) for memory in ("1TB", 0)]
+    assert_same_report(reports[1], reports[0])
+    assert reports[1].passed
+    assert any("weights are read block by block" in note for note in reports[1].notes)
+    assert not any("block by block" in note for note in reports[0].notes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["qwen3", "gemma"])
+def test_another_eps_at_one_site_is_named_by_its_path(name: str, tmp_path: Path) -> None:
+    random_model(name).save_pretrained(tmp_path)
+    site = ARCHITECTURES[name].site
+    original = minigpt.Original(str(tmp_path), memory=0, **ASKED)
+    report = original.judge(norm=WrongEps, sites=site)
+    assert not report.passed
+    assert site in " ".join(report.reasons)
+    worst = max(report.norm_sites, key=lambda row: row.local_error)
+    assert (worst.site, worst.swapped) == (site, True)
+    assert original.judge(norm="rms", sites=site).passed
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_searches_find_the_same_sites(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    sites = ["model.layers.*.input_layernorm"]
+    reports = []
+    for memory in ("1TB", 0):
+        options = ASKED | {"remove": True, "bisect": True, "memory": memory}
+        reports.append(minigpt.parity(str(tmp_path), norm="dyt", sites=sites, **options))
+    assert reports[0].removal is not None
+    assert_same_report(reports[1], reports[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_a_gpt2_is_read_by_transformers_alone(tmp_path: Path) -> None:
+    random_model("gpt2").save_pretrained(tmp_path)
+    report = minigpt.parity(str(tmp_path), norm="textbook", sites=["h.*.ln_1", "ln_f"], memory=0, **ASKED)
+    assert report.passed
+    assert report.bitwise is None
+    assert [row.site for row in report.norm_sites if row.swapped] == ["h.0.ln_1", "h.1.ln_1", "ln_f"]
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_somebody_holds_is_read_where_its_weights_are(tmp_path: Path) -> None:
+    random_model("llama", tie_word_embeddings=False).save_pretrained(tmp_path / "model")
+    places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places | {"model.layers": "disk"}, offload_folder=tmp_path / "disk"
+    ).eval()
+    asked = ASKED | {"against": str(tmp_path / "model")}
+    assert minigpt.parity(model, **asked).passed
+    minigpt.swap_norms(model, WrongEps, "model.layers.1.input_layernorm")
+    report = minigpt.parity(model, **asked)
+    assert not report.passed
+    assert report.first_off is not None
+    assert report.first_off.place == "model.layers.1.input_layernorm"
+
+
+def test_gradients_need_the_model_in_memory(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(minigpt.ConfigError, match="needs the whole model in memory"):
+        minigpt.Original(str(tmp_path), memory=0, gradients=True, device="cpu")
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    random_model("llama").save_pretrained(tmp_path / "model")
+    original = minigpt.Original(str(tmp_path / "model"), memory=0, **ASKED)
+    assert len([*(tmp_path / "temp").rglob("*.safetensors")]) == 2  # true logits of two prompts
+    del original
+    gc.collect()
+    assert not [*(tmp_path / "temp").iterdir()]
+
+
+def test_no_room_for_the_true_logits_is_a_sentence(tmp_path: Path) -> None:
+    kept = KeptReadings(True, torch.device("cpu"))
+    assert kept.folder is not None
+    sample = Sample.whole([1, 2])
+    kept.keep(sample, Reading(torch.ones(2, 3), {"a": torch.zeros(2, 4)}, {"b": torch.ones(2, 4)}))
+    reading = kept[sample]
+    assert (reading.logits.shape, [*reading.outputs], [*reading.inputs]) == ((2, 3), ["a"], ["b"])
+    kept.folder.cleanup()  # as a disk that takes no more
+    with pytest.raises(minigpt.MiniGPTError, match=r"cannot keep the true logits in .*; TMPDIR names a folder"):
+        kept.keep(Sample.whole([3]), Reading(torch.ones(1, 3)))
+
+
+def test_texts_are_read_together_as_far_as_there_is_room() -> None:
+    lengths = [30, 28, 25, 400, 400, 10]
+    samples = [Sample.whole([1] * length) for length in lengths]
+    groups = [[len(sample.ids) for sample in group] for group in groups_of(samples, 1000)]
+    assert groups == [[30, 28, 25], [400, 400], [10]]
+    assert [len(group) for group in groups_of(samples, 2**20)] == [2, 1, 1, 1, 1]
+
+
+def test_the_part_of_a_text_has_no_padding() -> None:
+    samples = [Sample.whole([1, 2, 3]), Sample.whole([4])]
+    ids = right_padded(samples, 64, torch.device("cpu"))
+    assert ids.tolist() == [[1, 2, 3], [4, 0, 0]]
+    y = torch.arange(2 * 3 * 4).view(2, 3, 4)
+    assert torch.equal(of_text(y, 1, ids, 1), y[1, :1])
+    assert torch.equal(of_text(y.transpose(1, 2)[..., None], 1, ids, 1), y[1, :1].T[..., None])  # heads first
+    assert torch.equal(of_text(y.flatten(0, 1), 0, ids, 3), y[0])
