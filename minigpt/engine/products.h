@@ -11,7 +11,8 @@ enum { SLAB = 64, STRIPE = 32, PIECE = 512 }; /* outputs; inputs; outputs that a
 enum { PARTS = 8 };                           /* of the inputs, at most */
 enum { FEW = 24, BATCH = 32 };                /* rows; more than FEW are many, and a chunk prepares BATCH of them */
 enum { KEPT = 768 };                          /* units of a slab that are packed together */
-enum { STREAMED = 3, STREAMS = 8, EARLY = 512 }; /* rows; inputs that are read together; columns to prefetch ahead */
+enum { STREAMED = 8, STREAMS = 8, EARLY = 512 }; /* rows; inputs that are read together; columns to prefetch ahead */
+enum { STRIP = 6144 };                        /* sums of all rows that stay in the nearest cache */
 enum { SHARE = 16, FAR = 16 };                /* outputs that stay in a cache; slabs to prefetch ahead */
 enum after { STORE, ADD, ACTIVATE, LOGITS };  /* LOGITS: out is (R, padded), and takes the sums as they are */
 
@@ -161,44 +162,69 @@ INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, floa
     }
 }
 
-/* sums (rows, columns) += x (rows, units) times w (units, columns), for few rows. Memory is read in STREAMS sequences, each a
- * row of w. */
-INLINE void stream(int rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step, long units,
-                   long columns, int is_half) {
-    const long size = is_half ? 2 : 4, whole = columns / LANES * LANES;
-    for (long k = 0, some; k < units; k += some, w += some * w_step * size) {
-        some = units - k < STREAMS ? 1 : STREAMS;
-        for (long c = 0; some == STREAMS && c < whole; c += LANES) {
-            if (c * size % LINE == 0) { /* behind the end of a row begins the next one of its sequence */
-                const long next = (c + EARLY < columns ? c + EARLY : STREAMS * w_step + c + EARLY - columns) * size;
-                for (int i = 0; i < STREAMS; i++) __builtin_prefetch(w + i * w_step * size + next, 0, 2);
-            }
-            vec weights[STREAMS];
-            for (int i = 0; i < STREAMS; i++) weights[i] = vec_at(w, i * w_step + c, is_half);
-            for (int r = 0; r < rows; r++) {
-                vec sum = *(stored *)(sums + r * step + c);
-                for (int i = 0; i < STREAMS; i++) sum = fused(sum, weights[i], x[r * x_step + k + i] - (vec){0});
-                *(stored *)(sums + r * step + c) = sum;
-            }
+/* Some vectors of sums (rows, step) += x (rows, x_step) times some inputs of w. The weights stay in registers. */
+INLINE void add_inputs(long rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step, int inputs,
+                       int vecs, int is_half) {
+    vec weights[GROUP][2], sum[2];
+    for (int i = 0; i < inputs; i++) {
+        if (vecs == 2) two_vecs_at(w, i * w_step, weights[i], is_half);
+        else weights[i][0] = vec_at(w, i * w_step, is_half);
+    }
+    for (long r = 0; r < rows; r++) {
+        stored *y = (stored *)(sums + r * step);
+        for (int v = 0; v < vecs; v++) sum[v] = y[v];
+        for (int i = 0; i < inputs; i++) {
+            const vec input = x[r * x_step + i] - (vec){0};
+            for (int v = 0; v < vecs; v++) sum[v] = fused(sum[v], weights[i][v], input);
         }
-        for (int r = 0; r < rows; r++) {
-            float *y = sums + r * step;
-            for (long c = 0; some == 1 && c < whole; c += LANES)
-                *(stored *)(y + c) = fused(*(stored *)(y + c), vec_at(w, c, is_half), x[r * x_step + k] - (vec){0});
-            for (int i = 0; i < some; i++)
-                for (long c = whole; c < columns; c++)
-                    y[c] = fused_one(y[c], x[r * x_step + k + i], value_at(w, i * w_step + c, is_half));
-        }
+        for (int v = 0; v < vecs; v++) y[v] = sum[v];
     }
 }
 
-/* Sums of a part of the inputs, for weights in columns. For more than STREAMED rows they are read in stripes of a few inputs,
- * SLAB outputs at a time. */
+/* sums (rows, columns), which are 0, += x (rows, units) times w (units, columns). Memory is read in STREAMS sequences, each a
+ * row of w. */
+INLINE void stream(long rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step, long units,
+                   long columns, int is_half) {
+    const int vecs = is_half ? 2 : LINE_VECS;
+    const long size = is_half ? 2 : 4, width = vecs * LANES, whole = columns / width * width;
+    for (long k = 0, some; k < units; k += some, w += some * w_step * size) {
+        some = units - k < STREAMS ? 1 : STREAMS;
+        for (long c = 0; some == STREAMS && c < whole; c += width) {
+            if (c * size % LINE == 0) { /* behind the end of a row begins the next one of its sequence */
+                const long next = (c + EARLY < columns ? c + EARLY : STREAMS * w_step + c + EARLY - columns) * size;
+                for (int i = 0; i < STREAMS; i++) prefetch(w + i * w_step * size + next, LINE);
+            }
+            for (int i = 0; i < STREAMS; i += GROUP)
+                add_inputs(rows, x + k + i, x_step, w + (i * w_step + c) * size, w_step, sums + c, step, GROUP, vecs, is_half);
+        }
+        for (long c = 0; some == 1 && c < whole; c += width)
+            add_inputs(rows, x + k, x_step, w + c * size, w_step, sums + c, step, 1, vecs, is_half);
+        for (long r = 0; r < rows; r++)
+            for (int i = 0; i < some; i++)
+                for (long c = whole; c < columns; c++)
+                    sums[r * step + c] =
+                        fused_one(sums[r * step + c], x[r * x_step + k + i], value_at(w, i * w_step + c, is_half));
+    }
+    for (long r = 0; is_half && r < rows; r++) straighten(sums + r * step, whole);
+}
+
+/* The same in strips of outputs, so narrow that their sums stay in the nearest cache. */
+INLINE void stream_strips(long rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step,
+                          long units, long columns, int is_half) {
+    const long most = STRIP / rows / SLAB * SLAB, size = is_half ? 2 : 4;
+    for (long c = 0, some; c < columns; c += some, w += some * size, sums += some) {
+        some = columns - c < most ? columns - c : most;
+        if (rows == 1) stream(1, x, x_step, w, w_step, sums, step, units, some, is_half); /* without a loop of rows */
+        else stream(rows, x, x_step, w, w_step, sums, step, units, some, is_half);
+    }
+}
+
+/* Sums of a part of the inputs, for weights in columns. Up to STREAMED rows read them in strips of outputs, more rows in
+ * stripes of a few inputs, SLAB outputs at a time. */
 INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
     const struct matrix *m = p->matrix;
     const int is_dot = is_half && HAS_DOT;
-    const long rows = p->rows, size = is_half ? 2 : 4, unit = 1 + is_dot;
-    const long stripe = is_half || rows > ROWS ? STRIPE : STRIPE / 2; /* the fewer rows, the more sequential */
+    const long rows = p->rows, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE;
     const long part = chunk % p->parts, last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
     const long later = (chunk + me->step->threads) % p->parts * p->part; /* where this thread probably goes on */
     float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
@@ -206,7 +232,7 @@ INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk
     if (rows <= STREAMED && !is_dot) {
         const long k = part * p->part;
         const char *w = (const char *)m->weight + (k * m->out + from) * size;
-        WITH_ROWS(rows, stream, p->operand + k, p->pitch, w, m->out, sums, p->step, last - k, count, is_half);
+        stream_strips(rows, p->operand + k, p->pitch, w, m->out, sums, p->step, last - k, count, is_half);
         return;
     }
     for (long k = part * p->part; k < last; k += stripe)

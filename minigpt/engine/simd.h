@@ -37,14 +37,15 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 /* In memory. Sums of these types would not stay in registers: some compilers store them in every round of a loop. */
 typedef float stored __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef int16_t svec __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+typedef int32_t pairs __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-enum { ROWS = 6, VECS = 4 }; /* of a tile: its sums fill 32 registers */
+enum { ROWS = 6, VECS = 4, GROUP = 8 }; /* of a tile: its sums fill 32 registers; inputs whose weights are in registers */
 #else
-enum { ROWS = 6, VECS = 2 }; /* 16 registers */
+enum { ROWS = 6, VECS = 2, GROUP = 4 }; /* 16 registers */
 #endif
-enum { LINE = 64 }; /* bytes of a line of a cache */
+enum { LINE = 64, LINE_VECS = LANES < 16 ? 2 : 1 }; /* bytes of a line of a cache; vectors to read of it at a time */
 
 INLINE float from_half(uint16_t half) {
     union { uint32_t bits; float value; } as = {(uint32_t)half << 16};
@@ -64,6 +65,24 @@ INLINE float value_at(const void *values, long i, int is_half) {
 INLINE vec vec_at(const void *values, long i, int is_half) {
     if (!is_half) return *(const stored *)((const float *)values + i);
     return (vec)(__builtin_convertvector(*(const hvec *)((const uint16_t *)values + i), ivec) << 16);
+}
+
+/* Read two vectors of neighbours. Of bfloat16 the first takes every other one, which needs no shuffle: straighten undoes it. */
+INLINE void two_vecs_at(const void *values, long i, vec two[2], int is_half) {
+    if (is_half) {
+        const ivec both = *(const pairs *)((const uint16_t *)values + i);
+        two[0] = (vec)(both << 16), two[1] = (vec)(both >> 16 << 16);
+    } else {
+        two[0] = vec_at(values, i, 0), two[1] = vec_at(values, i + LANES, 0);
+    }
+}
+
+INLINE void straighten(float *values, long count) {
+    for (long i = 0; i < count; i += 2 * LANES) {
+        float two[2 * LANES];
+        memcpy(two, values + i, sizeof two);
+        for (int l = 0; l < LANES; l++) values[i + 2 * l] = two[l], values[i + 2 * l + 1] = two[LANES + l];
+    }
 }
 
 INLINE void prefetch(const char *next, long bytes) {
@@ -130,6 +149,14 @@ INLINE void store_totals(float *y, const vec *sum, int count) {
     const __m128 totals = _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1);
     if (count == 4) _mm_storeu_ps(y, totals);
     else _mm_mask_storeu_ps(y, (1 << count) - 1, totals);
+#elif defined(__AVX__)
+    __m256 some[4] = {0};
+    for (int i = 0; i < count; i++) some[i] = (__m256)sum[i];
+    const __m256 one = _mm256_unpacklo_ps(some[0], some[2]) + _mm256_unpackhi_ps(some[0], some[2]);
+    const __m256 two = _mm256_unpacklo_ps(some[1], some[3]) + _mm256_unpackhi_ps(some[1], some[3]);
+    const __m256 four = _mm256_unpacklo_ps(one, two) + _mm256_unpackhi_ps(one, two); /* every four lanes: all of some */
+    const __m128 totals = _mm256_castps256_ps128(four) + _mm256_extractf128_ps(four, 1);
+    for (int i = 0; i < count; i++) y[i] = totals[i];
 #else
     for (int i = 0; i < count; i++) {
         y[i] = 0;

@@ -122,6 +122,17 @@ def test_a_row_depends_neither_on_others_nor_on_threads(kind: str, rows: int) ->
         assert_same_bits(step([r], [r], [columns[r]], store), together[r : r + 1], f"row {r} alone")
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_few_rows_of_a_wide_matrix_are_read_as_one(kind: str) -> None:
+    """Sums of several rows stay in a cache by strips of the outputs, the more rows the narrower."""
+    model = model_of(kind, n_embd=256, n_head=2, n_inner=1670, n_layer=1)
+    step, store = StepKernel(model), model.new_cache(9, 4).store
+    alone = torch.cat([step([row], [row], [0], store) for row in range(9)])
+    for rows in range(2, 10):
+        places = list(range(rows))
+        assert_same_bits(step(places, places, [0] * rows, store), alone[:rows], f"{rows} rows")
+
+
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("shape", [ODD, WIDE, {"n_positions": 600, "n_embd": 64}], ids=["odd", "wide", "long"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
