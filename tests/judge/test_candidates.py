@@ -73,8 +73,10 @@ def test_a_folded_checkpoint_is_judged_without_the_norms_that_it_leaves_out(fold
 def test_the_reference_itself_is_at_the_noise_floor(original: minigpt.Original, hf_model: GPT2LMHeadModel) -> None:
     report = original.judge(hf_model)
     assert report.logits.ratio == 1.0
-    for place in (*report.norm_sites, *report.blocks):
-        assert place.get("propagated_error", place.get("error")) == pytest.approx(place.noise)
+    for site in report.norm_sites:
+        assert site.propagated_error == pytest.approx(site.noise)
+    for block in report.blocks:
+        assert block.error == pytest.approx(block.noise)
     assert {row.parameter for row in report.gradients} >= {"wte.weight", "ln_f.bias", "inputs_embeds"}
     assert max(row.ratio for row in report.gradients) <= 1.1
 
