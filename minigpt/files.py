@@ -9,6 +9,8 @@ import math
 import os
 import secrets
 import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,29 @@ def remove_left(folder: Path, name: str) -> None:
         if is_temporary(path.name, name):
             with contextlib.suppress(OSError), locked(path):
                 remove(path)
+
+
+class TemporaryFolder:
+    """A folder for temporary files, which goes with this object, and when the process ends or is interrupted.
+
+    Args:
+        name: begins the folder's name.
+
+    Attributes:
+        path: of the folder, in the system's folder for temporary files.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"minigpt-{name}-"))
+        _temporaries.add(self.path)
+        weakref.finalize(self, _forget, self.path)
+
+
+def _forget(path: Path) -> None:
+    """Remove a temporary folder, as far as it is there."""
+    with contextlib.suppress(OSError):
+        remove(path)
+    _temporaries.discard(path)
 
 
 def remove_temporaries() -> None:

@@ -4,7 +4,6 @@ Nothing is copied. A weight is read in place from its safetensors file, rounded 
 dtype in which the model computes. What transformers keeps in another dtype stays in it, as tables of angles.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -73,11 +72,6 @@ def device_map_of(model: nn.Module, device: torch.device) -> dict[str, str]:
 
     place("", model)
     return places
-
-
-def offload_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for weights that no file has as the model needs them, as those of experts."""
-    return tempfile.TemporaryDirectory(prefix="minigpt-weights-")
 
 
 class WatchedWeights(Mapping[str, Tensor]):

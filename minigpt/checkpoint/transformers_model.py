@@ -13,9 +13,10 @@ from safetensors import safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
-from minigpt.checkpoint.offloading import device_map_of, may_take, offload_folder, watched_weights
+from minigpt.checkpoint.offloading import device_map_of, may_take, watched_weights
 from minigpt.checkpoint.sizes import check_fields, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
+from minigpt.files import TemporaryFolder
 from minigpt.host import Shape, norm_sites
 from minigpt.machine import return_memory
 from minigpt.offload import is_offloaded
@@ -68,8 +69,8 @@ def load_with_transformers(
         if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
         return_memory()
-        folder = offload_folder()
-        options |= dict(device_map=device_map_of(model, place_of_weights), offload_folder=folder.name)
+        folder = TemporaryFolder("weights")  # for those that no file has as the model needs them, as of experts
+        options |= dict(device_map=device_map_of(model, place_of_weights), offload_folder=folder.path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)
         loaded[0].offload_folder = folder  # which is removed with the model
         watched_weights(loaded[0], place)

@@ -1,6 +1,5 @@
 """What transformers computes in float64 of each text, kept in memory, or in files where a model does not fit either."""
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError
+from minigpt.files import TemporaryFolder
 from minigpt.judge.reading import Reading, Sample
 
 OUTPUT, INPUT = "output.", "input."  # begin the keys of a norm's or block's output, and of a norm's input
@@ -25,7 +25,7 @@ class KeptReadings(Mapping[Sample, Reading]):
 
     def __init__(self, in_files: bool, device: torch.device) -> None:
         self.device = device
-        self.folder = tempfile.TemporaryDirectory(prefix="minigpt-truth-") if in_files else None
+        self.folder = TemporaryFolder("truth") if in_files else None
         self.files: dict[Sample, Path] = {}
         self.readings: dict[Sample, Reading] = {}
 
@@ -38,7 +38,7 @@ class KeptReadings(Mapping[Sample, Reading]):
         if self.folder is None:
             self.readings[sample] = reading
             return
-        file = Path(self.folder.name) / f"{len(self.files)}.safetensors"
+        file = self.folder.path / f"{len(self.files)}.safetensors"
         tensors = {"logits": reading.logits}
         tensors |= {OUTPUT + place: y for place, y in reading.outputs.items()}
         tensors |= {INPUT + site: x for site, x in reading.inputs.items()}
@@ -46,7 +46,7 @@ class KeptReadings(Mapping[Sample, Reading]):
             save_file({name: x.cpu().contiguous().clone() for name, x in tensors.items()}, file)
         except (OSError, SafetensorError) as error:
             raise MiniGPTError(
-                f"cannot keep the true logits in {self.folder.name}: {error}; TMPDIR names a folder with more room"
+                f"cannot keep the true logits in {self.folder.path}: {error}; TMPDIR names a folder with more room"
             ) from error
         self.files[sample] = file
 

@@ -2,6 +2,12 @@
 
 import gc
 import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,7 +155,7 @@ def test_no_room_for_the_true_logits_is_a_sentence(tmp_path: Path) -> None:
     kept.keep(sample, Reading(torch.ones(2, 3), {"a": torch.zeros(2, 4)}, {"b": torch.ones(2, 4)}))
     reading = kept[sample]
     assert (reading.logits.shape, [*reading.outputs], [*reading.inputs]) == ((2, 3), ["a"], ["b"])
-    kept.folder.cleanup()  # as a disk that takes no more
+    shutil.rmtree(kept.folder.path)  # as a disk that takes no more
     with pytest.raises(minigpt.MiniGPTError, match=r"cannot keep the true logits in .*; TMPDIR names a folder"):
         kept.keep(Sample.whole([3]), Reading(torch.ones(1, 3)))
 
@@ -170,3 +176,23 @@ def test_the_part_of_a_text_has_no_padding() -> None:
     assert torch.equal(of_text(y, 1, ids, 1), y[1, :1])
     assert torch.equal(of_text(y.transpose(1, 2)[..., None], 1, ids, 1), y[1, :1].T[..., None])  # heads first
     assert torch.equal(of_text(y.flatten(0, 1), 0, ids, 3), y[0])
+
+
+@pytest.mark.thorough
+def test_an_interrupt_ends_it_within_a_second_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "temp").mkdir()
+    random_model("mixtral", num_hidden_layers=16).save_pretrained(tmp_path / "model")
+    words = ["parity", "--model", str(tmp_path / "model"), "--norm", "rms", "--memory", "0"]
+    command = [sys.executable, "-m", "minigpt", *words]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temp")}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not [*(tmp_path / "temp").glob("minigpt-truth-*/0.safetensors")]:
+        assert process.poll() is None
+        time.sleep(0.05)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    print(f"ended after {time.monotonic() - begun:.2f} s")
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not [*(tmp_path / "temp").iterdir()]
