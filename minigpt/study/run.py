@@ -182,7 +182,8 @@ def _trained_measurements(
     study: Study, cell: StudyCell, training: Training, original: Original, folder: Path, progress: Progress
 ) -> Iterator[CellRow]:
     """Yield what is measured on a cell after its training, whose checkpoints and model are kept in ``folder``."""
-    from minigpt.study.training import arguments, finetune, optimizer_facts
+    from minigpt.study.trainer import arguments, optimizer_facts
+    from minigpt.study.training import finetune
 
     facts = optimizer_facts(arguments(cell.recipe, training, folder, cell.seed))
     yield {"protocol": {"training": facts}}

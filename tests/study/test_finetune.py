@@ -24,15 +24,8 @@ from minigpt.files import locked
 from minigpt.study.resume import damage_of, note_damaged, remove_cut, resumable_step
 from minigpt.study.schedule import NormSchedule, parse_schedule
 from minigpt.study.settings import DivergedError, Training, checked_schedule
-from minigpt.study.training import (
-    SwapTrainer,
-    arguments,
-    as_minigpt,
-    as_transformers,
-    finetune,
-    optimizer_facts,
-    token_ids,
-)
+from minigpt.study.trainer import SwapTrainer, arguments, optimizer_facts
+from minigpt.study.training import as_minigpt, as_transformers, finetune, token_ids
 
 TEXT = "The old sailor told Mara a tale of the sea. One morning the bell rang and nobody came. " * 60
 FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1@6+1, ln_f@10, first@12"]
