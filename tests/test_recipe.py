@@ -229,6 +229,13 @@ def test_norms_of_one_name_have_fingerprints_of_their_own() -> None:
         assert Recipe("demo", norm=alike).fingerprint() == prints["partial"]
 
 
+def test_a_class_of_a_session_is_not_named_after_the_program_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is an installed one, as in ``python -m pytest``."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", pytest.__file__, raising=False)
+    prints = {Recipe("demo", norm=made(CELL.format(**FIRST | {"size": size}))).fingerprint() for size in (1, 2)}
+    assert len(prints) == 2
+
+
 @pytest.mark.parametrize("norm", [functools.partial(Scaled, alpha=0.1), lambda size: Scaled(size)])
 def test_the_shell_has_no_words_for_a_norm_without_a_name(norm: Any) -> None:
     with pytest.raises(ConfigError, match="which the command line has no words for"):

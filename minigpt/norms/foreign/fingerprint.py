@@ -148,5 +148,7 @@ def _is_installed(thing: Callable[..., Any]) -> bool:
     module = thing.__module__ or ""
     if module.partition(".")[0] in (OURS, "builtins"):
         return True
+    if module == "__main__":  # its file is that of a program, e.g. of pytest, which runs code that is in no file
+        return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and file.startswith(INSTALLED)
