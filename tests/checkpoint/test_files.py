@@ -164,3 +164,10 @@ def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     watched = ""
     names = ("place", "settings", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
     assert {name: reads.count(name) for name in names} == dict.fromkeys(names, 1)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_generation_config_that_holds_no_settings(tmp_path: Path, content: str) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        Files.at(tmp_path).generation_fields()

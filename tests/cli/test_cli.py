@@ -20,7 +20,7 @@ import pytest
 import torch
 from checkpoints import reference, saved, tiny_bpe
 from foreign import write_book
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import minigpt
 from minigpt.checkpoint import contents
@@ -367,6 +367,32 @@ def test_settings_beside_the_weights_are_used_unless_others_are_given(run: Run, 
     both = complaint(ended('{"top_k": 5}', "--temperature", 0, "--top-k", 5))
     assert both.startswith("error: --top-k ")
     assert "-3" in complaint(ended('{"top_k": 7}', "--top-k", 5, "--max-new-tokens", -3))
+
+
+def test_fields_that_are_no_settings_or_off_change_nothing(run: Run, copy: Path) -> None:
+    """Also what transformers writes of its own accord, and where a bare file of weights is given."""
+
+    def greedy(place: Path) -> str:
+        ended = run("generate", "the dog", "--model", place, "--max-new-tokens", 9)
+        assert ended.status == 0, ended.err
+        return ended.out
+
+    off = {"pad_token_id": None, "top_k": 0, "output_attentions": False, "length_penalty": 1.0, "min_length": 0}
+    bookkeeping = {
+        "disable_compile": True, "use_cache": True, "num_assistant_tokens": 20, "_from_model_config": True,
+        "bos_token_id": 0,
+    }  # fmt: skip
+    texts = set()
+    for fields in ({}, off, bookkeeping):
+        (copy / "generation_config.json").write_text(json.dumps(fields | {"do_sample": False}))
+        texts.add(greedy(copy))
+    GenerationConfig(do_sample=False).save_pretrained(copy)
+    texts |= {greedy(copy), greedy(copy / "model.safetensors")}
+    assert len(texts) == 1
+    for unknown in ({"length_penalty": 3}, {"beams": 2}):
+        (copy / "generation_config.json").write_text(json.dumps(unknown))
+        message = complaint(run("generate", "the dog", "--model", copy))
+        assert message.startswith(f"error: {next(iter(unknown))} ")
 
 
 def test_a_text_that_cannot_fit_is_not_read(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_lanes_beyond_the_row_are_named(dims: int) -> None:
         assert report.diagnoses[0].startswith("wrong only for NaN-surrounded input"), report.diagnoses
 
 
-class FrozenScale(LayerNorm):
+class OnlyTrained(LayerNorm):
     """Passes no gradient to its input where the scale takes none."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class FrozenScale(LayerNorm):
 @pytest.mark.parametrize(
     ("forward", "mistake"),
     [
-        (FrozenScale.forward, "the gradient of the input is wrong: only for frozen weight"),
+        (OnlyTrained.forward, "the gradient of the input is wrong: only for frozen weight"),
         (lambda n, x: exact(n, x) * (1 if n.weight.requires_grad else 1.02), "its values depend on training mode"),
         (
             lambda n, x: exact(n, x if x.ndim < 4 else torch.cat([x[:1], x[1:].detach()])),

@@ -7,6 +7,7 @@ import pytest
 import sabotages
 import torch
 import torch.nn.functional as F
+from norm_classes import NoGradient
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
@@ -122,12 +123,6 @@ def test_what_pytorch_itself_does_is_said_and_a_norm_that_is_right_there_passes(
 
 
 # --- What raises ---
-
-
-class NoGradient(nn.LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with torch.no_grad():
-            return super().forward(x)
 
 
 class RaisesInBackward(torch.autograd.Function):

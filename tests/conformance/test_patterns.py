@@ -35,18 +35,18 @@ def named(forward: Callable[[Any, Tensor], Tensor]) -> type[LayerNorm]:
     return type("Norm", (LayerNorm,), {"forward": forward})
 
 
-class Affine(nn.Module):
+class WithCopies(nn.Module):
     def __init__(self, size: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)), eps
         self.copies = self.weight.detach().clone(), self.bias.detach().clone()
 
 
-def ignores_scale(n: Affine, x: Tensor) -> Tensor:
+def ignores_scale(n: WithCopies, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=n.eps) + n.bias
 
 
-def copies_its_parameters(n: Affine, x: Tensor) -> Tensor:
+def copies_its_parameters(n: WithCopies, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], *(copy.to(x) for copy in n.copies), eps=n.eps)
 
 
@@ -55,7 +55,7 @@ def copies_its_parameters(n: Affine, x: Tensor) -> Tensor:
     [(ignores_scale, "the scale is ignored"), (copies_its_parameters, "scale and shift are ignored")],
 )
 def test_a_class_that_ignores_its_weight_is_no_layer_norm(forward: Callable[..., Tensor], mistake: str) -> None:
-    norm = type("Norm", (Affine,), {"forward": forward})
+    norm = type("Norm", (WithCopies,), {"forward": forward})
     report = check(norm, ["ordinary rows"])
     assert (wrong_at(report), report.diagnoses) == (EVERY, [mistake])
     assert "Norm ignores its weight" in report.notes[0]

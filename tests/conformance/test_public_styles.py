@@ -214,7 +214,7 @@ class AffineDropout(Style):
         return F.layer_norm(x, x.shape[-1:], self.dropout(self.weight), self.dropout(self.bias), self.eps)
 
 
-class OnePlus(Style):
+class OnePlusOfZero(Style):
     """The scale is 1 + weight, which starts at 0: Megatron's 1p, Gemma's."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
@@ -231,7 +231,8 @@ FORWARDS = [
 ]  # fmt: skip
 RIGHT: list[Any] = [
     "fused", "textbook", functools.partial(nn.LayerNorm, eps=1e-5), ConvNextLayerNorm, NemotronLayerNorm1P, NanoGPT,
-    GammaAndABuffer, Bert, WideInside, Sequence, AffineDropout, OnePlus, *map(style, FORWARDS), *sabotages.CORRECT,
+    GammaAndABuffer, Bert, WideInside, Sequence, AffineDropout, OnePlusOfZero, *map(style, FORWARDS),
+    *sabotages.CORRECT,
 ]  # fmt: skip
 RIGHT_BUT_AT_FLOAT64 = [CohereLayerNorm, OlmoLayerNorm]
 

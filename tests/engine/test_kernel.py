@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt.engine import kernel, plain, quantize_int8, use_kernel
-from minigpt.engine.kernel import StepKernel, step_of, why_not
+from minigpt.engine.kernel import StepKernel, path_of, step_of, why_not
 from minigpt.engine.reader import Reader
 from minigpt.generation.decode import rows_of as rows_to_write
 from minigpt.generation.decode import write_rows
@@ -170,19 +170,28 @@ def test_any_tokens_at_once_are_read_as_one_by_one(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("level", [level for level in kernel.LEVELS if level != "bf16"])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-def test_every_level_of_instructions(level: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_CHOSEN", level)
-    kernel.load.cache_clear()
-    try:
-        if not kernel.is_at_hand():
-            pytest.skip("this processor lacks it")
-        for by_rows in (False, True):
-            test_any_tokens_at_once_are_read_as_one_by_one(kind, torch.bfloat16, WIDE, by_rows)
-            if kind != "int8":
-                test_against_float64(WIDE, 7, kind, by_rows)
-    finally:
-        kernel.load.cache_clear()
+def test_every_level_of_instructions(level: str) -> None:
+    """MINIGPT_KERNEL chooses it for a process."""
+    if level not in kernel.functions().levels:
+        pytest.skip("this processor lacks it")
+    assert f"kernel ({level})" in info_at(level)
+    chosen = "(any_tokens or test_against_float64) and wide"
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", chosen, __file__]
+    environment = os.environ | {"MINIGPT_KERNEL": level}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.mark.thorough
+def test_a_level_that_there_is_not_is_named() -> None:
+    assert "MINIGPT_KERNEL=avx9 is none of this processor's levels: " in info_at("avx9")
+
+
+def info_at(level: str) -> str:
+    """Return what ``minigpt info`` prints in a process of its own with this level of instructions."""
+    command = [sys.executable, "-m", "minigpt", "info", "demo"]
+    environment = os.environ | {"MINIGPT_KERNEL": level, "COLUMNS": "500"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
 
 
 def test_int8_step_is_the_layers_own_numbers() -> None:
@@ -228,7 +237,9 @@ def test_generate_takes_the_kernel_by_itself() -> None:
         use_kernel(True)
 
 
-class Louder(nn.Module):
+class Doubled(nn.Module):
+    """A module in the place of a dropout."""
+
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
@@ -255,58 +266,63 @@ def transpose(model: Any) -> None:
     model.h[0].attn.c_proj.weight = nn.Parameter(square.weight.detach())
 
 
-SWAPS: dict[str, tuple[Callable[[Any], object], str]] = {  # what is done to a model, and a word of the reason
-    "training": (lambda model: model.train(), "training"),
-    "a dropout that draws": (lambda model: model.h[0].mlp.dropout.train(), "training"),
-    "a hook": (hook, "hooks"),
-    "a norm": (swap("h.0.ln_1", nn.LayerNorm(48)), "ln_1"),
-    "a norm of another size": (swap("h.0.ln_1.normalized_shape", (24,)), "h.0.ln_1 has shape"),
-    "one activation": (swap("h.0.mlp.act", F.relu), "act"),
-    "an activation's module": (swap("h.1.mlp.act", nn.ReLU()), "act"),
-    "a function": (swap("h.1.mlp.act", lambda x: x), "act"),
-    "heads": (swap("h.1.attn.n_head", 2), "n_head"),
-    "attention": (swap("h.1.attn.attention", "eager"), "attention"),
-    "the sum of values": (swap("h.1.attn.sdpa", lambda q, k, v, mask: v[..., : q.shape[2], :]), "replaced"),
-    "a forward": (swap("h.1.attn.forward", lambda x, *_: x), "replaced"),
-    "a dropout": (swap("h.1.mlp.dropout", Louder()), "Louder"),
-    "a dropout of attention": (swap("h.1.attn.resid_dropout", Louder()), "Louder"),
-    "the dropout of embeddings": (swap("drop", Louder()), "Louder"),
-    "a linear layer": (transpose, "Linear"),
-    "a matrix of another size": (swap("h.0.mlp.c_fc", Conv1D(48, 24)), "c_fc has shape"),
-    "positions": (swap("wpe", nn.Embedding(64, 48)), "wpe has shape"),
-    "an embedding that shrinks": (swap("wte.max_norm", 1.0), "max_norm"),
-    "the order of blocks": (lambda model: model.h.append(model.h.pop(0)), "order"),
+SWAPS: dict[str, Callable[[Any], object]] = {  # what is done to a model that computes something else then
+    "a hook": hook,
+    "a norm": swap("h.0.ln_1", nn.LayerNorm(48)),
+    "one activation": swap("h.0.mlp.act", F.relu),
+    "an activation's module": swap("h.1.mlp.act", nn.ReLU()),
+    "a function": swap("h.1.mlp.act", lambda x: x),
+    "attention": swap("h.1.attn.attention", "eager"),
+    "the sum of values": swap("h.1.attn.sdpa", lambda q, k, v, mask: v[..., : q.shape[2], :]),
+    "a forward": swap("h.1.attn.forward", lambda x, *_: x),
+    "a dropout": swap("h.1.mlp.dropout", Doubled()),
+    "a dropout of attention": swap("h.1.attn.resid_dropout", Doubled()),
+    "the dropout of embeddings": swap("drop", Doubled()),
+    "a linear layer": transpose,
+    "positions": swap("wpe", nn.Embedding(64, 48)),
+    "an embedding that shrinks": swap("wte.max_norm", 1.0),
+}
+UNREADABLE: dict[str, Callable[[Any], object]] = {  # what draws numbers then, or cannot be computed
+    "training": lambda model: model.train(),
+    "a dropout that draws": lambda model: model.h[0].mlp.dropout.train(),
+    "a norm of another size": swap("h.0.ln_1.normalized_shape", (24,)),
+    "a matrix of another size": swap("h.0.mlp.c_fc", Conv1D(48, 24)),
+    "heads": swap("h.1.attn.n_head", 2),
+    "the order of blocks": lambda model: model.h.append(model.h.pop(0)),
 }
 
 
-@pytest.mark.parametrize("name", SWAPS)
-def test_a_part_that_it_does_not_compute_sends_a_model_to_pytorch(name: str) -> None:
-    model, (change, word) = small_model(), SWAPS[name]
-    assert why_not(model) is None
-    change(model)
-    assert word in (why_not(model) or ""), why_not(model)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(swap("h.0.mlp.act", act) for act in (F.relu, F.silu, torch.tanh)),
-        *(swap("h.0.attn.scale", scale) for scale in (1.0, 0.02)),
-        swap("h.0.mlp.dropout", Louder()), swap("h.0.attn.resid_dropout", Louder()), swap("drop", Louder()), drop_block,
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_what_is_swapped_is_seen(change: Callable[[Any], None], blocks: int) -> None:
-    """Reading has the logits of the model's own forward, by the kernel or by PyTorch, also in reference arithmetic."""
-    model, ids = small_model(n_layer=2), random_ids(1, 9)
-    change(model)
-    if blocks == 2 and len(model.h) == 2:
-        model.h[1].mlp.act = model.h[0].mlp.act  # the same in all blocks is one that the kernel may know
+def assert_reads_as_the_modules(model: Any) -> None:
+    """Reading has the logits of the model's own forward, which has those of reference arithmetic."""
+    ids = random_ids(1, 9)
     with torch.no_grad():
         expected = plain(copy.deepcopy(model))(ids)[0]
         assert_within(max_abs(model(ids)[0] - expected), 1e-5 * max_abs(expected), max_abs(expected), "fast")
     logits = Reader(model, 1, 9).read({0: ids[0].tolist()}, last=9)
     assert_within(max_abs(logits - expected), 1e-5 * max_abs(expected), max_abs(expected), "read")
+
+
+@pytest.mark.parametrize("name", SWAPS | UNREADABLE)
+def test_a_part_that_it_does_not_compute_sends_a_model_to_pytorch(name: str) -> None:
+    model = small_model()
+    assert path_of(model).startswith("kernel")
+    (SWAPS | UNREADABLE)[name](model)
+    assert path_of(model).startswith("PyTorch: ")
+    if name in SWAPS:
+        assert_reads_as_the_modules(model)
+
+
+@pytest.mark.parametrize("change", [
+    *(swap("h.0.mlp.act", act) for act in (F.silu, torch.tanh)),
+    *(swap("h.0.attn.scale", scale) for scale in (1.0, 0.02)),
+    drop_block,
+])  # fmt: skip
+def test_what_it_may_compute_is_seen(change: Callable[[Any], None]) -> None:
+    model = small_model(n_layer=2)
+    change(model)
+    if len(model.h) == 2:
+        model.h[1].mlp.act = model.h[0].mlp.act  # the same in all blocks is one that the kernel may know
+    assert_reads_as_the_modules(model)
 
 
 def test_models_of_another_kind_say_why() -> None:
@@ -349,18 +365,6 @@ def test_activations_of_huge_numbers(activation: str) -> None:
     assert_within(max_abs(logits - expected), 1e-5 * max_abs(expected), max_abs(expected), activation)
 
 
-def test_a_level_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for level in kernel.functions().levels:
-        monkeypatch.setattr(kernel, "_CHOSEN", level)
-        kernel.load.cache_clear()
-        assert kernel.functions().level == level
-    monkeypatch.setattr(kernel, "_CHOSEN", "avx9")
-    kernel.load.cache_clear()
-    assert "MINIGPT_KERNEL=avx9 is none of this processor's levels: " in (why_not(small_model()) or "")
-    monkeypatch.undo()
-    kernel.load.cache_clear()
-
-
 def test_a_library_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.so").write_bytes(b"no library")
     monkeypatch.setenv("MINIGPT_KERNEL_LIBRARY", str(tmp_path / "broken.so"))
@@ -382,17 +386,24 @@ def test_a_norm_that_somebody_edited_is_not_replaced(norm: Any, monkeypatch: pyt
     assert why_not(model) is None
     forward = norm.forward
     monkeypatch.setattr(norm, "forward", lambda self, x: 1.001 * forward(self, x))
-    assert "that was edited" in (why_not(model) or "")
+    assert path_of(model).startswith("PyTorch: ")
     monkeypatch.undo()
+    assert path_of(model).startswith("kernel")
     model.h[0].ln_1.standardize = model.h[0].ln_1.forward
-    assert "a replaced forward" in (why_not(model) or "")
+    assert path_of(model).startswith("PyTorch: ")
 
 
-def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MINIGPT_KERNEL_LIBRARY", raising=False)
-    monkeypatch.setattr(kernel.zlib, "crc32", lambda _: 1)
+def test_a_library_of_other_sources_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sources, if they are there, are in its folder."""
+    for name in ("libminigpt.so", *kernel.SOURCES):
+        shutil.copy(ROOT / "minigpt/engine" / name, tmp_path)
+    monkeypatch.setenv("MINIGPT_KERNEL_LIBRARY", str(tmp_path / "libminigpt.so"))
     kernel.load.cache_clear()
     try:
+        assert kernel.is_at_hand()
+        with (tmp_path / kernel.SOURCES[0]).open("a") as source:
+            source.write("\n// edited\n")
+        kernel.load.cache_clear()
         with pytest.warns(UserWarning, match="built from other sources"):
             assert not kernel.is_at_hand()
     finally:

@@ -453,7 +453,7 @@ class PlainConfig(transformers.PretrainedConfig):
     vocab_size, hidden_size, num_hidden_layers = 96, 16, 2
 
 
-class Plain(transformers.PreTrainedModel):
+class TanhModel(transformers.PreTrainedModel):
     """A language model of tanh layers."""
 
     config_class = PlainConfig
@@ -475,9 +475,9 @@ class Plain(transformers.PreTrainedModel):
 
 def test_a_model_without_norms_is_judged_and_not_swapped(tmp_path: Path) -> None:
     transformers.AutoConfig.register("without_norms", PlainConfig, exist_ok=True)
-    transformers.AutoModelForCausalLM.register(PlainConfig, Plain, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(PlainConfig, TanhModel, exist_ok=True)
     torch.manual_seed(0)
-    model = Plain(PlainConfig()).eval()
+    model = TanhModel(PlainConfig()).eval()
     model.save_pretrained(tmp_path)
     options: dict[str, Any] = dict(prompts=PROMPTS, max_new_tokens=2)
     assert minigpt.parity(tmp_path, device="cpu", **options).passed

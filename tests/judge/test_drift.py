@@ -22,12 +22,12 @@ def judge(folder: Path, norm: Callable[..., nn.Module], sites: str, dtype: str =
 def louder(at: Callable[[Tensor], Tensor]) -> type[minigpt.LayerNorm]:
     """A norm that is 1 % too large at the tokens for which ``at``, asked for their places, is 1."""
 
-    class Louder(minigpt.LayerNorm):
+    class LouderAt(minigpt.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
             places = torch.arange(x.shape[-2])[:, None]  # (T, 1)
             return super().forward(x) * (1 + 0.01 * at(places).to(x.dtype))
 
-    return Louder
+    return LouderAt
 
 
 AFTER_FIRST = louder(lambda places: places > 0)

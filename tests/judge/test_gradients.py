@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from norm_classes import NoGradient
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
@@ -27,7 +28,7 @@ class Detached(minigpt.LayerNorm):
         return (x - mean) * torch.rsqrt(var + self.eps) * self.weight + self.bias
 
 
-class Backward(torch.autograd.Function):
+class FaultyBackward(torch.autograd.Function):
     """LayerNorm with a backward by hand; ``fault`` says what is wrong in it."""
 
     @staticmethod
@@ -55,7 +56,7 @@ def with_fault(name: str) -> type[minigpt.LayerNorm]:
         fault = name
 
         def forward(self, x: Tensor) -> Tensor:
-            return Backward.apply(x, self.weight, self.bias, self.eps, self.fault)
+            return FaultyBackward.apply(x, self.weight, self.bias, self.eps, self.fault)
 
     return ByHand
 
@@ -105,12 +106,6 @@ def test_an_original_without_them_says_so(folder: Path) -> None:
 # What passes no gradient
 
 
-class NoGradient(torch.nn.LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return super().forward(x)
-
-
 class OfInference(torch.nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -136,7 +131,7 @@ def test_one_site_without_gradients_fails(original: minigpt.Original) -> None:
     assert "gradients" in report.reasons[0]
 
 
-class Wrapped(torch.nn.Module):
+class UnderContext(torch.nn.Module):
     """A model that computes its logits under a context of its own."""
 
     def __init__(self, model: Any, context: Any) -> None:
@@ -150,7 +145,7 @@ class Wrapped(torch.nn.Module):
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_module_without_gradients_says_so(original: minigpt.Original, folder: Path, context: Any) -> None:
-    model = Wrapped(GPT2LMHeadModel.from_pretrained(folder).eval(), context)
+    model = UnderContext(GPT2LMHeadModel.from_pretrained(folder).eval(), context)
     if context is torch.enable_grad:
         assert original.judge(model).passed
         return

@@ -10,6 +10,7 @@ import sabotages
 import torch
 import torch.nn.functional as F
 from checkpoints import reference, saved, tiny_bpe, tokens
+from norm_classes import Louder
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
@@ -59,13 +60,6 @@ def norm_that(computes: Callable[[minigpt.LayerNorm, Tensor], Tensor]) -> type[m
 
 def is_last(length: int) -> Tensor:
     return torch.arange(length) == length - 1
-
-
-class Louder(minigpt.LayerNorm):
-    """3 % too large."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 1.03
 
 
 LAST_ROW = norm_that(lambda norm, x: sabotages.exact(norm, x) * (1 + 0.01 * is_last(x.shape[1])[:, None]))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import reference, saved
+from norm_classes import Louder
 from reports import made, sample_report
 from torch import Tensor, nn
 
@@ -115,13 +116,6 @@ def judge(folder: Path, **how: Any) -> ParityReport:
     return minigpt.parity(folder, **{"device": "cpu", "prompts": PROMPTS, "max_new_tokens": 4} | how)
 
 
-class Louder(minigpt.LayerNorm):
-    """A LayerNorm that is wrong."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 1.01
-
-
 class MyRMSNorm(nn.Module):
     """Somebody's RMSNorm, with a shift."""
 
@@ -162,12 +156,12 @@ def test_a_reference_far_from_its_own_float64_cannot_judge(
     """As when a version of transformers ignores an option of the config in one kind of attention."""
     wrong_by = {"float32": 1.002, "bfloat16": 1.2}[dtype]
 
-    class Broken(Reference):
+    class BrokenReference(Reference):
         def __call__(self, input_ids: Tensor) -> Tensor:
             logits = super().__call__(input_ids)
             return logits if logits.dtype == torch.float64 else logits * wrong_by
 
-    monkeypatch.setattr("minigpt.judge.read_truth.Reference", Broken)
+    monkeypatch.setattr("minigpt.judge.read_truth.Reference", BrokenReference)
     with pytest.raises(minigpt.MiniGPTError, match=f"^transformers at {dtype} is .* from itself in float64"):
         judge(folder, dtype=dtype)
 

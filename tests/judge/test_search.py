@@ -53,11 +53,11 @@ def test_sabotaged_sites_are_those_that_are_named(folder: Path, sites: list[str]
 
 
 def test_a_site_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
-    class WrongAtOneToken(wrong_at(folder, ["h.2.ln_2"])):
+    class WrongThereAtOneToken(wrong_at(folder, ["h.2.ln_2"])):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.shape[-2] == 1 else minigpt.LayerNorm.forward(self, x)
 
-    report = judge(folder, WrongAtOneToken, bisect=True)
+    report = judge(folder, WrongThereAtOneToken, bisect=True)
     assert report.bisect.sites == ["h.2.ln_2"]
     assert report.logits.ratio < 2
     (reason,) = [reason for reason in report.reasons if reason.startswith("Decoded a token at a time")]

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_model
+from norm_classes import EmbDim
 from sabotages import NanoGPT
 from torch import nn
 
@@ -17,7 +18,7 @@ from minigpt.norms.foreign.adapt import notes
 from minigpt.norms.variants import DyT
 
 
-class GammaBeta(nn.Module):
+class WithEps(nn.Module):
     """(normalized_shape, eps) of another default than GPT-2's."""
 
     def __init__(self, normalized_shape, eps=1e-12):
@@ -32,7 +33,7 @@ class GammaBeta(nn.Module):
         return self.gamma * (x - mean) / torch.sqrt(var + self.eps) + self.beta
 
 
-class ParameterShape(GammaBeta):
+class ParameterShape(WithEps):
     """(parameter_shape, eps) over as many trailing dimensions as the shape has: an int has none."""
 
     def __init__(self, parameter_shape, eps=1e-7):
@@ -49,18 +50,6 @@ class ChannelsLast(ParameterShape):
     def __init__(self, normalized_shape, eps=1e-6):
         super().__init__(normalized_shape, eps)
         self.parameter_shape = (normalized_shape,)
-
-
-class EmbDim(nn.Module):
-    """(emb_dim), with its own eps."""
-
-    def __init__(self, emb_dim):
-        super().__init__()
-        self.eps = 1e-5
-        self.scale, self.shift = nn.Parameter(torch.ones(emb_dim)), nn.Parameter(torch.zeros(emb_dim))
-
-    def forward(self, x):
-        return F.layer_norm(x, x.shape[-1:], self.scale, self.shift, self.eps)
 
 
 class Kernel(nn.Module):
@@ -119,7 +108,7 @@ class A2B2(nn.Module):
         return F.layer_norm(x, x.shape[-1:], (self.a_2 + self.weight) / 2, self.b_2, self.eps)
 
 
-EVERY = [GammaBeta, ParameterShape, ChannelsLast, EmbDim, nn.LayerNorm, Kernel, Affine, Nested, A2B2]
+EVERY = [WithEps, ParameterShape, ChannelsLast, EmbDim, nn.LayerNorm, Kernel, Affine, Nested, A2B2]
 SOME = [EmbDim, Kernel, Nested, A2B2]  # as they are, with buffers, within another, under two names
 every_class = pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 some_class = pytest.mark.parametrize("cls", SOME, ids=lambda cls: cls.__name__)
@@ -130,7 +119,7 @@ class OwnFlag(nn.LayerNorm):
         super().__init__(num_channels, eps=eps, elementwise_affine=affine, **kwargs)
 
 
-class OwnEps(nn.LayerNorm):
+class TellsItsBase(nn.LayerNorm):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, eps=1e-4, **kwargs)
 
@@ -256,7 +245,7 @@ def test_on_the_meta_device() -> None:
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
-@pytest.mark.parametrize("cls", [GammaBeta, ParameterShape, Kernel, Affine, Nested, A2B2])
+@pytest.mark.parametrize("cls", [WithEps, ParameterShape, Kernel, Affine, Nested, A2B2])
 def test_the_model_s_eps_is_passed_on(cls: type) -> None:
     x = torch.randn(5, 8) * 1e-2
     norm = norms.build(cls, 8, eps=1e-3).eval()
@@ -271,13 +260,13 @@ def test_the_model_s_eps_is_passed_on(cls: type) -> None:
     ("make", "eps", "message"),
     [
         ("fused", 1e-3, None),
-        (GammaBeta, 1e-3, None),
+        (WithEps, 1e-3, None),
         (EmbDim, 1e-5, None),  # it has an eps of its own, which is the model's
         (EmbDim, 1e-6, "eps is 1e-05 in EmbDim, where the model's is 1e-06"),
         (NanoGPT, 1e-5, "eps cannot be set in NanoGPT"),
         (OwnFlag, 1e-3, None),
-        (OwnEps, 1e-4, None),  # what a class tells its base by itself it is not told
-        (OwnEps, 1e-3, "eps is 0.0001 in OwnEps, where the model's is 0.001"),
+        (TellsItsBase, 1e-4, None),  # what a class tells its base by itself it is not told
+        (TellsItsBase, 1e-3, "eps is 0.0001 in TellsItsBase, where the model's is 0.001"),
         (lambda size, **more: nn.LayerNorm(size, eps=1e-4, **more), 1e-3, "eps is 0.0001 in LayerNorm, where the "),
         (lambda size, eps, bias: LayerNorm(size, eps, bias=bias), 1e-3, None),
         (

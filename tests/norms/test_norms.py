@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_close, assert_same_bits, assert_within, max_abs, random_ids, small_model
+from norm_classes import Doubling
 from torch import Tensor, nn
 
 import minigpt
@@ -181,13 +182,6 @@ def test_two_rows_worked_by_hand(name: str) -> None:
 
 
 # The registry.
-
-
-class Doubling(LayerNorm):
-    """A norm of a test's own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 @every_norm

@@ -51,7 +51,7 @@ class DynamicTanh(nn.Module):
         return x * self.weight + self.bias if self.channels_last else x * self.weight[:, None, None]
 
 
-class OneGroup(nn.Module):
+class GroupOfAll(nn.Module):
     """GroupNorm with one group, channels last."""
 
     def __init__(self, dim, eps=1e-5):
@@ -104,7 +104,7 @@ TABLE: dict[Any, Outcome] = {
     NanoGPT: Outcome("weight", "bias"),
     ScaleNorm: Outcome(None, None, ("scale",)),
     DynamicTanh: Outcome("weight", "bias", ("alpha",)),
-    OneGroup: Outcome("group.weight", "group.bias"),
+    GroupOfAll: Outcome("group.weight", "group.bias"),
     LearnedEps: Outcome("weight", None, ("eps",)),
     Gated: Outcome(None, None, ("gate.weight", "gate.bias")),
 }

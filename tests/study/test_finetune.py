@@ -179,6 +179,51 @@ def test_texts_of_a_jsonl_file_end_at_newlines_only_and_with_the_model_s_end_of_
         token_ids("a.jsonl", tokenizer, model)
 
 
+def test_the_texts_of_a_dataset_are_those_of_its_split(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's datasets read a folder of files as they read a name of the hub."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(place / "cache"))
+    model, tokenizer = DEMO.open()
+    assert tokenizer is not None
+    (place / "tales").mkdir()
+    for split, texts in {"train": ["Once upon a time", "Mara came"], "test": ["The bell rang"]}.items():
+        lines = [json.dumps({"text": text}) for text in texts]
+        (place / "tales" / f"{split}.jsonl").write_text("\n".join(lines))
+        (place / f"{split}.jsonl").write_text("\n".join(lines))
+    assert token_ids("tales", tokenizer, model) == token_ids("train.jsonl", tokenizer, model)
+    assert token_ids("tales:test", tokenizer, model) == token_ids("test.jsonl", tokenizer, model)
+    (place / "lines").mkdir()
+    (place / "lines" / "train.jsonl").write_text('{"line": "The bell rang"}')
+    for source, reason in (("tales:valid", "tales: .*valid"), ("lines", "lines: .*text")):
+        with pytest.raises(GenerationError, match=f"^cannot read the dataset {reason}"):
+            token_ids(source, tokenizer, model)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(GenerationError, match=r"pip install 'minigpt\[hf\]'"):
+        token_ids("tales", tokenizer, model)
+
+
+@pytest.mark.thorough
+def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(place: Path) -> None:
+    """LOCAL_RANK tells them apart: both work in one folder, which is locked for others."""
+    words = ["-m", "minigpt", "finetune", "--text", "text.txt", "--steps", "3", "--block-size", "32", "--norm", "rms"]
+    words += ["--device", "cpu"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for command in (
+        [sys.executable, *words, "--batch-size", "4", "--out", "one"],
+        [sys.executable, *launch, *words, "--batch-size", "2", "--out", "two"],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+    start = minigpt.from_pretrained("demo", device="cpu").state_dict()
+    one, two = (minigpt.from_pretrained(name, device="cpu").state_dict() for name in ("one", "two"))
+    moved = sum((one[name] - start[name]).square().sum() for name in one).sqrt().item()
+    apart = sum((one[name] - two[name]).square().sum() for name in one).sqrt().item()
+    print(f"the weights moved by {moved:.3g} and are {apart:.3g} apart")
+    assert apart < 0.01 * moved
+
+
 @pytest.mark.parametrize(
     ("recipe", "training", "argument"),
     [

@@ -128,7 +128,7 @@ def test_it_reads_in_eval_mode_and_leaves_the_mode_as_it_was(ids: Tensor) -> Non
     assert [part.training for part in model.modules()] == before
 
 
-class Plain(nn.Module):
+class Tanh(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
 
@@ -138,11 +138,11 @@ class Plain(nn.Module):
 
 @torch.no_grad()
 def test_a_class_without_parameters_keeps_and_fits_scale_and_shift_beside_it(ids: Tensor) -> None:
-    model = small_model(Plain)
+    model = small_model(Tanh)
     actual = fit_norms(model, ids)
     assert all(one.after > one.before for one in actual.values())
-    swap_norms(model, Plain, keep=())
-    with pytest.raises(NormError, match=r"h\.0\.ln_1 \(Plain\) has no Parameters to fit; keep its scale and shift"):
+    swap_norms(model, Tanh, keep=())
+    with pytest.raises(NormError, match=r"h\.0\.ln_1 \(Tanh\) has no Parameters to fit; keep its scale and shift"):
         fit_norms(model, ids)
 
 

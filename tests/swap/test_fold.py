@@ -7,6 +7,7 @@ import helpers
 import pytest
 import torch
 from helpers import assert_close, assert_same_bits, assert_within, random_ids, rms, small_model
+from norm_classes import EmbDim
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -17,19 +18,6 @@ from minigpt.swap import fit_norms, fold_norms
 EXACT = 1e-12  # of the largest logit, in float64
 
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-
-
-class EmbDim(nn.Module):
-    """Somebody else's norm."""
-
-    def __init__(self, emb_dim):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(emb_dim))
-        self.shift = nn.Parameter(torch.zeros(emb_dim))
-
-    def forward(self, x):
-        var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-        return self.scale * (x - mean) / torch.sqrt(var + 1e-5) + self.shift
 
 
 class OnePlus(LayerNorm):

@@ -5,45 +5,27 @@ import copy
 import pytest
 import torch
 from helpers import assert_same_bits, assert_within, left_padding, random_ids, rms, small_model
-from torch import Tensor, nn
+from norm_classes import Doubling, EmbDim
+from torch import nn
 from torch.nn.utils import prune
 
 import minigpt
-from minigpt import GPT2, LayerNorm, NormError, swap_norms
+from minigpt import GPT2, NormError, swap_norms
 from minigpt.norms.textbook import FusedLayerNorm
 
 
-class OwnEps(nn.Module):
-    """Scale and shift, and an eps that nobody can set."""
-
-    def __init__(self, emb_dim: int) -> None:
-        super().__init__()
-        self.eps = 1e-6
-        self.scale, self.shift = nn.Parameter(torch.ones(emb_dim)), nn.Parameter(torch.zeros(emb_dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x, x.shape[-1:], self.scale, self.shift, self.eps)
-
-
 def test_a_class_with_an_eps_of_its_own_is_said_to_have_it(caplog: pytest.LogCaptureFixture) -> None:
-    model = small_model()
+    model = small_model(layer_norm_epsilon=1e-3)
     swap_norms(model, "textbook")
     assert not caplog.messages
-    swap_norms(model, OwnEps)
-    assert caplog.messages == ["eps is 1e-06 in OwnEps, where the model's is 1e-05"]
+    swap_norms(model, EmbDim)
+    assert caplog.messages == ["eps is 1e-05 in EmbDim, where the model's is 0.001"]
     caplog.clear()
-    swap_norms(small_model(layer_norm_epsilon=1e-6), OwnEps)
+    swap_norms(small_model(), EmbDim)
     assert not caplog.messages
 
 
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2", "ln_f"]
-
-
-class Doubling(LayerNorm):
-    """Unmistakably another norm."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
 
 
 @pytest.fixture
