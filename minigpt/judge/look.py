@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from minigpt.errors import NormError
 from minigpt.host import hooked
@@ -18,7 +19,7 @@ from minigpt.inputs import check_rows
 from minigpt.report.charts import Maps
 from minigpt.report.fields import Form, Shown
 from minigpt.report.numerals import brief, percent
-from minigpt.report.parts import Number, Part, cells, titles
+from minigpt.report.parts import Cell, Number, Part, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
 from minigpt.swap.sites import host_with_norms
 
@@ -87,10 +88,19 @@ def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStat
     sites: list[SiteStatistics] = []
 
     def looks(site: str, norm: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        original, kind = original_norm(norm, model), host.site_of(norm).kind
-        return lambda _, args: sites.append(_of_site(site, _by_text(site, args[0], input_ids), original, kind))
+        original = original_norm(norm, model)
+        kind = host.site_of(norm).kind
 
-    hooks = [norm.register_forward_pre_hook(looks(site, norm)) for site, norm in host.norms().items()]
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            rows = _by_text(site, args[0], input_ids)
+            sites.append(_of_site(site, rows, original, kind))
+
+        return hook
+
+    hooks: list[RemovableHandle] = []
+    for site, norm in host.norms().items():
+        hook = looks(site, norm)
+        hooks.append(norm.register_forward_pre_hook(hook))
     try:
         with hooked(model):
             host.run(input_ids)
@@ -121,42 +131,68 @@ def _by_text(
 
 
 def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any, kind: str) -> SiteStatistics:
-    x, norm, mean = x.double(), copy.deepcopy(norm).double(), x.double().mean(-1)
-    centred = x - mean[..., None] if kind == "layer_norm" else x
+    """Return the statistics of the rows that a norm is given.
+
+    Raises:
+        NormError: if rows have fewer than two tokens, or values are not finite.
+    """
+    x = x.double()
+    norm = copy.deepcopy(norm).double()
+    mean = x.mean(-1, keepdim=True)  # (B, T, 1)
+    centred = x - mean if kind == "layer_norm" else x
     deviation = torch.sqrt(centred.square().mean(-1) + norm.eps)  # (B, T)
     if x.shape[1] < 2 or not deviation.isfinite().all():
         raise NormError(f"rows must have two tokens or more, and finite values, got {tuple(x.shape)} at {site}")
-    constants = deviation[:, 1:].mean().expand(deviation.shape[1]).clone()  # (T), as a frozen norm divides
-    constants[0] = deviation[:, 0].mean()
-    frozen = centred / constants[:, None] * norm.weight + (0 if norm.bias is None else norm.bias)
-    energy = (x - mean[..., None]).square().sum((0, 1))  # (C)
-    shares, channels = (energy / energy.sum()).topk(min(MOST_CHANNELS, len(energy)))
+    first, later = deviation[:, 0], deviation[:, 1:]
+    mean_square = x.square().mean(-1)  # (B, T)
+    mean_shares = mean[..., 0].square() / mean_square.clamp(min=1e-300)
+    constants = later.mean().expand(x.shape[1]).clone()  # (T), as a frozen norm divides
+    constants[0] = first.mean()
+    frozen = centred / constants[:, None] * norm.weight
+    if norm.bias is not None:
+        frozen = frozen + norm.bias
     return SiteStatistics(
         site=site,
-        deviation=deviation[:, 1:].mean().item(),
-        deviation_spread=deviation[:, 1:].std(correction=0).item(),
-        deviation_first=deviation[:, 0].mean().item(),
-        mean_share=(mean.square() / x.square().mean(-1).clamp(min=1e-300)).mean().item(),
-        channels=[Channel(channel, share) for channel, share in zip(channels.tolist(), shares.tolist(), strict=True)],
+        deviation=later.mean().item(),
+        deviation_spread=later.std(correction=0).item(),
+        deviation_first=first.mean().item(),
+        mean_share=mean_shares.mean().item(),
+        channels=_largest_channels(x - mean),
         unexplained=1 - r_squared(frozen, norm(x)),
     )
 
 
+def _largest_channels(centred: Float[Tensor, "batch seq embd"]) -> list[Channel]:
+    """Return the channels of centred rows that have most of the variance."""
+    energy = centred.square().sum((0, 1))  # (C)
+    shares = energy / energy.sum()
+    largest = shares.topk(min(MOST_CHANNELS, len(shares)))
+    channels: list[Channel] = []
+    for channel, share in zip(largest.indices.tolist(), largest.values.tolist(), strict=True):
+        channels.append(Channel(channel, share))
+    return channels
+
+
 def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
     """Return the table of the sites, and a map of them for each quantity, which only the page draws."""
-    rows = [
-        (site.site, *cells(SiteStatistics, vars(site)), _channels(site), Number(1 - site.unexplained, percent))
-        for site in sites
-    ]
-    heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")
     figures = [vars(site) for site in sites]
-    drawings = [
-        Part(key, title, SHADES, drawing="maps", data=Maps(figures, {key: caption}, form), brief=0)
-        for key, title, caption, form in MAPS
-    ]
-    return [*drawings, Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows)]
+    parts: list[Part] = []
+    for key, title, caption, form in MAPS:
+        maps = Maps(figures, {key: caption}, form)
+        parts.append(Part(key, title, SHADES, drawing="maps", data=maps, brief=0))
+    heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")
+    rows = [_row_of(site) for site in sites]
+    parts.append(Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows))
+    return parts
+
+
+def _row_of(site: SiteStatistics) -> tuple[Cell, ...]:
+    """Return a site's row of the table."""
+    explained = Number(1 - site.unexplained, percent)
+    return (site.site, *cells(SiteStatistics, vars(site)), _channels(site), explained)
 
 
 def _channels(site: SiteStatistics) -> str:
     names = ", ".join(str(top.channel) for top in site.channels)
-    return f"{names}: {percent(sum(top.share for top in site.channels))}"
+    share = sum(top.share for top in site.channels)
+    return f"{names}: {percent(share)}"

@@ -32,15 +32,19 @@ class Distance:
             return
         truth = truth.double()
         difference = value.double() - truth
-        self.largest = float(np.maximum(self.largest, float(difference.abs().max())))  # NaN if either is
+        largest = float(difference.abs().max())
+        self.largest = float(np.maximum(self.largest, largest))  # NaN if either is
         self.squares += float(difference.square().sum())
         self.true_squares += float(truth.square().sum())
         self.count += truth.numel()
 
     def __add__(self, other: "Distance") -> "Distance":
-        largest = float(np.maximum(self.largest, other.largest))
-        squares, true_squares = self.squares + other.squares, self.true_squares + other.true_squares
-        return Distance(largest, self.count + other.count, squares, true_squares)
+        return Distance(
+            largest=float(np.maximum(self.largest, other.largest)),
+            count=self.count + other.count,
+            squares=self.squares + other.squares,
+            true_squares=self.true_squares + other.true_squares,
+        )
 
     @property
     def rms(self) -> float:
@@ -63,8 +67,11 @@ class RowDistance:
     def add(self, value: Float[Tensor, "*rows embd"], truth: Float[Tensor, "*rows embd"]) -> None:
         """Count rows of equal shape."""
         truth = truth.double()
-        errors, sizes = (value.double() - truth).square().sum(-1), truth.square().sum(-1)  # (*rows)
-        self.squares += float(torch.where(errors == 0, 0, errors / sizes).sum())
+        difference = value.double() - truth
+        errors = difference.square().sum(-1)  # (*rows)
+        sizes = truth.square().sum(-1)  # (*rows)
+        relative = torch.where(errors == 0, 0, errors / sizes)
+        self.squares += float(relative.sum())
         self.count += sizes.numel()
 
     @property
@@ -108,28 +115,31 @@ class LogitsMeter:
             targets: the tokens that its first positions should have predicted; by default none.
             counted: of how many of its first positions the distribution counts; by default of all.
         """
-        distance, parts = Distance(), []
         if targets is None:
             targets = torch.empty(0, dtype=torch.long, device=truth.device)
+        distance = Distance()
+        parts: list[dict[str, Tensor]] = []
         rows = max(1, MOST_NUMBERS // truth.shape[-1])
         for start in range(0, len(truth), rows):
             part = slice(start, start + rows)
-            true, value = truth[part].double(), logits[part].double()
+            true = truth[part].double()
+            value = logits[part].double()
             difference = value - true
+            shift = difference.mean(-1, keepdim=True)
             distance.add(value, true)
-            self.without_shift.add(value - difference.mean(-1, keepdim=True), true)
+            self.without_shift.add(value - shift, true)
             columns = {"error": difference.square().mean(-1).sqrt()}
             if self.with_distributions:
                 columns |= _compare(true, value, targets[part])
             parts.append(columns)
         self.distances.append(distance)
-        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        self.columns.append({name: x if name == "error" else x[:counted] for name, x in columns.items()})
+        self.columns.append(_joined(parts, counted))
 
     @property
     def largest_error(self) -> float:
         """The largest RMS error at a position."""
-        return max((float(columns["error"].max()) for columns in self.columns), default=0.0)
+        errors = [float(columns["error"].max()) for columns in self.columns]
+        return max(errors, default=0.0)
 
     def column(self, name: str) -> Float[Tensor, " all"]:
         """Return a figure at every position of all texts."""
@@ -137,39 +147,61 @@ class LogitsMeter:
 
     def mean(self, name: str, key: str = "") -> dict[str, float]:
         """Return the mean of a figure and its standard error by texts, as fields of ``Distribution``."""
-        columns = [columns[name] for columns in self.columns]
-        mean, error = mean_by_rows([float(column.sum()) for column in columns], [len(column) for column in columns])
-        return {key or name: mean, f"{key or name}_se": error}
+        sums: list[float] = []
+        counts: list[int] = []
+        for columns in self.columns:
+            sums.append(float(columns[name].sum()))
+            counts.append(len(columns[name]))
+        mean, error = mean_by_rows(sums, counts)
+        key = key or name
+        return {key: mean, f"{key}_se": error}
 
     @property
     def worst(self) -> tuple[int, int]:
         """The number of the text with the largest KL divergence, or the first NaN, and the row there."""
-        text = int(np.argmax([float(columns["kl"].max()) for columns in self.columns]))
-        return text, int(self.columns[text]["kl"].argmax())
+        largest = [float(columns["kl"].max()) for columns in self.columns]
+        text = int(np.argmax(largest))
+        row = self.columns[text]["kl"].argmax()
+        return text, int(row)
 
     def distribution(self, worst: WorstPosition) -> Distribution:
         """Return KL, agreement and loss, with standard errors by texts; NaN where there is one text only."""
-        kl, targets = self.column("kl"), len(self.column("loss"))
-        median, *percentiles = kl.quantile(kl.new_tensor([0.5, 0.9, 0.99, 0.999])).tolist()
+        kl = self.column("kl")
+        loss = self.column("loss")
+        true_loss = self.column("true_loss")
+        median, p90, p99, p999 = kl.quantile(kl.new_tensor([0.5, 0.9, 0.99, 0.999])).tolist()
         return Distribution(
             tokens=len(kl),
             **self.mean("top1", "top1_agreement"),
             top5_agreement=float(self.column("top5").mean()),
             **self.mean("kl", "kl_mean"),
             kl_median=median,
-            **dict(zip(("kl_p90", "kl_p99", "kl_p999"), percentiles, strict=True)),
+            kl_p90=p90,
+            kl_p99=p99,
+            kl_p999=p999,
             kl_max=float(kl.max()),
             worst=worst,
-            perplexity_reference=perplexity_of(float(self.column("true_loss").sum()), targets),
-            perplexity_candidate=perplexity_of(float(self.column("loss").sum()), targets),
+            perplexity_reference=perplexity_of(float(true_loss.sum()), len(loss)),
+            perplexity_candidate=perplexity_of(float(loss.sum()), len(loss)),
             **self.mean("loss_change"),
         )
 
 
+def _joined(parts: list[dict[str, Tensor]], counted: int | None) -> dict[str, Tensor]:
+    """Return a text's columns of its parts'; those of a distribution only at the first positions, which count."""
+    columns: dict[str, Tensor] = {}
+    for name in parts[0]:
+        column = torch.cat([part[name] for part in parts])
+        columns[name] = column if name == "error" else column[:counted]
+    return columns
+
+
 def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Return columns of figures: by position, and losses by target."""
-    p, q = truth.log_softmax(-1), logits.log_softmax(-1)  # (T, V)
-    true_loss, loss = (-x[: len(targets)].gather(1, targets[:, None])[:, 0] for x in (p, q))
+    p = truth.log_softmax(-1)  # (T, V)
+    q = logits.log_softmax(-1)  # (T, V)
+    true_loss = _losses(p, targets)
+    loss = _losses(q, targets)
     return {
         "kl": kl_divergence(p, q),
         "top1": top_overlap(logits, truth, 1),
@@ -180,6 +212,12 @@ def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor
     }
 
 
+def _losses(log_p: Float[Tensor, "seq vocab"], targets: Int[Tensor, " targets"]) -> Float[Tensor, " targets"]:
+    """Return the loss of each target, in nats."""
+    predicted = log_p[: len(targets)].gather(1, targets[:, None])
+    return -predicted[:, 0]
+
+
 def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
     """Return the mean of all items and its standard error, from the sums and counts of independent rows.
 
@@ -188,9 +226,16 @@ def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
     total = sum(counts)
     if total == 0:
         return math.nan, math.nan
-    mean, rows = sum(sums) / total, sum(count > 0 for count in counts)
-    residuals = sum((part - mean * count) ** 2 for part, count in zip(sums, counts, strict=True))
-    return mean, math.sqrt(residuals * rows / (rows - 1)) / total if rows > 1 else math.nan
+    mean = sum(sums) / total
+    rows = sum(count > 0 for count in counts)
+    if rows < 2:
+        return mean, math.nan
+    squares: list[float] = []
+    for part, count in zip(sums, counts, strict=True):
+        residual = part - mean * count
+        squares.append(residual**2)
+    deviation = math.sqrt(sum(squares) * rows / (rows - 1))
+    return mean, deviation / total
 
 
 def against_noise_floor(candidate: Distance, without_shift: Distance, floor: Distance) -> LogitsError:
@@ -214,10 +259,13 @@ def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) 
 
 def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k: int) -> Float[Tensor, " seq"]:
     """Share of the k likeliest tokens that both have, in any order."""
-    of_a, of_b = a.topk(k).indices, b.topk(k).indices  # (T, k)
-    return (of_a[:, :, None] == of_b[:, None, :]).any(-1).double().mean(-1)
+    of_a = a.topk(k).indices  # (T, k)
+    of_b = b.topk(k).indices  # (T, k)
+    is_equal = of_a[:, :, None] == of_b[:, None, :]  # (T, k, k)
+    return is_equal.any(-1).double().mean(-1)
 
 
 def perplexity_of(loss: float, targets: int) -> float:
     """exp of the mean loss in nats; NaN if there was nothing to predict, infinite if it overflows."""
-    return (torch.tensor(loss, dtype=torch.float64) / targets).exp().item()
+    total = torch.tensor(loss, dtype=torch.float64)
+    return (total / targets).exp().item()

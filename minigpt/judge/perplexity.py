@@ -1,9 +1,8 @@
 """Perplexity on texts, by windows that overlap so that every token is predicted from a long past."""
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -57,11 +56,10 @@ class Perplexity:
     @property
     def protocol(self) -> str:
         """The protocol of the measurement, in one line."""
+        counts = f"{self.scored:,} of {self.tokens:,} tokens scored"
+        windows = f"{self.windows:,} windows of {self.window:,}, stride {self.stride:,}"
         begin = "each after a beginning-of-text token" if self.bos else "no beginning-of-text token"
-        return (
-            f"{self.scored:,} of {self.tokens:,} tokens scored in {self.windows:,} windows of {self.window:,}, "
-            f"stride {self.stride:,}, {begin}"
-        )
+        return f"{counts} in {windows}, {begin}"
 
 
 def perplexity(
@@ -111,29 +109,54 @@ def measure(
         name: what an error calls the text.
     """
     shape = Shape.of(model.config)
-    ids, context, first = tokenizer.encode(text), shape.n_positions, None
-    if bos:
-        first = shape.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        if first is None:
-            raise GenerationError("needs a checkpoint with a beginning-of-text token", argument="bos")
-        if ids[:1] == [first]:  # some tokenizers add it themselves
-            del ids[0]
+    ids = tokenizer.encode(text)
+    first = beginning_of_text(tokenizer, shape) if bos else None
+    if bos and ids[:1] == [first]:  # some tokenizers add it themselves
+        del ids[0]
+    context = shape.n_positions
     require_predictable(name, ids, context)
-    if window is not None and not 2 <= window <= context:
-        raise GenerationError(f"must be from 2 to {context:,}, the model's context, got {window}", argument="window")
+    require_within("window", window, 2, context, "the model's context")
     window = window or shape.window
-    most = window - bos
-    if stride is not None and not 1 <= stride <= most:
-        raise GenerationError(
-            f"must be from 1 to {most:,}, a window's tokens of the text, got {stride}", argument="stride"
-        )
+    require_within("stride", stride, 1, window - bos, "a window's tokens of the text")
     rows = window_losses(model, ids, stride, first, window=window, progress=progress)
     require_numbers(name, rows, host_of(model).dtype)
-    scored, total = sum(row.tokens for row in rows), sum(row.loss for row in rows)
+    scored = sum(row.tokens for row in rows)
+    total = sum(row.loss for row in rows)
     return Perplexity(
-        perplexity_of(total, scored), total / scored, len(ids), scored, len(rows), window,
-        stride or window // 2, bos, rows,
-    )  # fmt: skip
+        perplexity=perplexity_of(total, scored),
+        loss=total / scored,
+        tokens=len(ids),
+        scored=scored,
+        windows=len(rows),
+        window=window,
+        stride=stride or window // 2,
+        bos=bos,
+        rows=rows,
+    )
+
+
+def beginning_of_text(tokenizer: Tokenizer, shape: Shape) -> int:
+    """Return the beginning-of-text token of a tokenizer, else of its model.
+
+    Raises:
+        GenerationError: if neither has one.
+    """
+    token = tokenizer.bos_token_id
+    if token is None:
+        token = shape.bos_token_id
+    if token is None:
+        raise GenerationError("needs a checkpoint with a beginning-of-text token", argument="bos")
+    return token
+
+
+def require_within(argument: str, value: int | None, least: int, most: int, about: str) -> None:
+    """Raise GenerationError if an argument that was given is out of range.
+
+    Args:
+        about: in the message, what ``most`` is.
+    """
+    if value is not None and not least <= value <= most:
+        raise GenerationError(f"must be from {least} to {most:,}, {about}, got {value}", argument=argument)
 
 
 def require_numbers(name: str, rows: Iterable[Scored], dtype: torch.dtype) -> None:
@@ -178,7 +201,8 @@ def window_losses(
     """
     shape = Shape.of(model.config)
     if ids:
-        check_known(torch.tensor([ids if bos is None else [bos, *ids]]), shape.vocab_size)
+        read = ids if bos is None else [bos, *ids]
+        check_known(torch.tensor([read]), shape.vocab_size)
     return read_losses(window_reader(model), ids, window or shape.window, stride, bos, progress=progress)
 
 
@@ -206,9 +230,20 @@ def read_windows(
     """Yield each window of a text, and its parts: logits (parts, V) and the tokens (parts,) that they predict."""
     for window in windows_of(len(ids), context, stride, has_bos=bos is not None):
         start, first, end = window
-        inside, targets = ids[start:end] if bos is None else [bos, *ids[start:end]], iter(ids[first:end])
-        parts = read(inside, end - first)
-        yield window, ((x, torch.tensor([*itertools.islice(targets, len(x))], device=x.device)) for x in parts)
+        inside = ids[start:end]
+        if bos is not None:
+            inside = [bos, *inside]
+        logits = read(inside, end - first)
+        yield window, with_targets(logits, ids[first:end])
+
+
+def with_targets(logits: Iterable[Tensor], targets: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each part of logits (parts, V) with the tokens (parts,) that it predicts."""
+    start = 0
+    for part in logits:
+        end = start + len(part)
+        yield part, torch.tensor(targets[start:end], device=part.device)
+        start = end
 
 
 def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
@@ -227,14 +262,16 @@ def window_reader(model: nn.Module) -> WindowReader:
 
     def read(ids: list[int], counted: int) -> Iterator[Tensor]:
         texts = Reader(cast("GPT2", model), 1, len(ids))
-        texts.read({0: ids[: -counted - 1]}, last=0)
-        for start in range(len(ids) - counted - 1, len(ids) - 1, AT_ONCE):
-            piece = ids[start : min(start + AT_ONCE, len(ids) - 1)]
+        end = len(ids) - 1  # the last token predicts none of them
+        texts.read({0: ids[: end - counted]}, last=0)
+        for start in range(end - counted, end, AT_ONCE):
+            piece = ids[start : min(start + AT_ONCE, end)]
             yield texts.read({0: piece}, last=len(piece))
 
     def read_whole(ids: list[int], counted: int) -> Iterator[Tensor]:
-        logits = host.logits(torch.tensor([ids], device=host.device))[0, -counted - 1 : -1]  # (counted, V)
-        yield from logits.split(AT_ONCE)
+        logits = host.logits(torch.tensor([ids], device=host.device))[0]  # (T, V)
+        predictions = logits[-counted - 1 : -1]  # (counted, V)
+        yield from predictions.split(AT_ONCE)
 
     return read if isinstance(model, GPT2) else read_whole
 
@@ -269,21 +306,25 @@ def texts_in(file: Path) -> Iterator[str]:
         yield content
         return
     for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            try:
-                text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
-                text = None
-            if not isinstance(text, str):
-                raise GenerationError(f'{file}, line {number} must be a JSON object with a string "text"')
-            yield text
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise GenerationError(f'{file}, line {number} must be a JSON object with a string "text"')
+        yield text
 
 
 def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: Shape) -> list[int]:
     """Return the tokens of texts, one after another with an end of text between."""
-    ends, ids = config.eos_token_ids[:1], list[int]()
+    end_of_text = config.eos_token_ids[:1]
+    ids: list[int] = []
     for text in texts:
-        ids += [*(ends if ids else ()), *tokenizer.encode(text)]
+        if ids:
+            ids += end_of_text
+        ids += tokenizer.encode(text)
     return ids
 
 
@@ -316,10 +357,16 @@ def mean_perplexities(results: list[Perplexity]) -> dict[str, float]:
     Both are exp of a mean loss in nats: of ``loss`` over all scored tokens, and of ``loss_by_text`` over the texts'
     own losses.
     """
+    losses: list[float] = []
+    for result in results:
+        losses += [row.loss for row in result.rows]
     scored = sum(result.scored for result in results)
-    loss = sum(row.loss for result in results for row in result.rows) / scored
+    loss = sum(losses) / scored
     by_text = sum(result.loss for result in results) / len(results)
     return {
-        "perplexity": perplexity_of(loss, 1), "loss": loss,
-        "perplexity_by_text": perplexity_of(by_text, 1), "loss_by_text": by_text, "scored": scored,
-    }  # fmt: skip
+        "perplexity": perplexity_of(loss, 1),
+        "loss": loss,
+        "perplexity_by_text": perplexity_of(by_text, 1),
+        "loss_by_text": by_text,
+        "scored": scored,
+    }

@@ -31,6 +31,8 @@ PLAIN = (  # fields of a truth that JSON holds as they are
     "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
     "blocks", "embedding", "kept", "precisions",
 )  # fmt: skip
+FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")
+"""Fields that other programs find by themselves."""
 GRADIENT = "kept.gradient."  # begins the keys of gradients
 
 
@@ -45,8 +47,9 @@ def save_truth(truth: Truth, file: str | Path) -> None:
     """
     state = metadata_of(truth)
     metadata = {"format": "pt", "minigpt": json.dumps(state)}
-    for name in ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max"):  # for others
-        metadata[name] = state[name] if isinstance(state[name], str) else json.dumps(state[name])
+    for name in FOR_OTHERS:
+        value = state[name]
+        metadata[name] = value if isinstance(value, str) else json.dumps(value)
     tensors: dict[str, Tensor] = {}
     for name, tensor in tensors_of(truth).items():
         tensors[name] = tensor.detach().cpu().contiguous().clone()
@@ -86,30 +89,37 @@ def metadata_of(truth: Truth) -> dict[str, Any]:
             norms[site] = (norm.kind, norm.eps, norm.rounds)
     texts = []
     for sample in truth.samples:
-        texts.append([sample.new_from, sample.compared.start, sample.compared.stop, sample.counted, sample.start])
-    return state | {
-        "version": VERSION,
-        "model": truth.source,
-        "place": str(truth.place),
-        "dtype": dtype_name(truth.dtype),
-        "config": dataclasses.asdict(truth.config),
-        "prompt_texts": len(truth.prompts),
-        "texts": texts,
-        "norms": norms,
-    } | state_of_floor(truth)  # fmt: skip
+        first, end = sample.compared.start, sample.compared.stop
+        texts.append([sample.new_from, first, end, sample.counted, sample.start])
+    state["version"] = VERSION
+    state["model"] = truth.source
+    state["place"] = str(truth.place)
+    state["dtype"] = dtype_name(truth.dtype)
+    state["config"] = dataclasses.asdict(truth.config)
+    state["prompt_texts"] = len(truth.prompts)
+    state["texts"] = texts
+    state["norms"] = norms
+    return state | state_of_floor(truth)
 
 
 def state_of_floor(truth: Truth) -> dict[str, Any]:
     """Return the noise floor, and the error of our reference arithmetic, in JSON's own types."""
     floor = truth.floor
-    distances = {"noise_floor": floor.prompts, "decoding_floor": floor.decoded, "bitwise_error": truth.bitwise_error}
+    distances = {
+        "noise_floor": dataclasses.astuple(floor.prompts),
+        "decoding_floor": dataclasses.astuple(floor.decoded),
+        "bitwise_error": dataclasses.astuple(truth.bitwise_error),
+    }
+    noise: dict[str, float] = {}
+    for place in truth.places:
+        noise[place] = floor.places.get(place, 0.0)
     return {
         "noise_floor_rms": floor.prompts.rms,
         "noise_floor_max": floor.prompts.largest,
-        "distances": {name: dataclasses.astuple(distance) for name, distance in distances.items()},
+        "distances": distances,
         "window_floors": [dataclasses.astuple(distance) for distance in floor.windows],
         "position_noise": floor.position,
-        "noise": {place: floor.places.get(place, 0.0) for place in truth.places},
+        "noise": noise,
         "gradient_noise": floor.gradients,
     }
 
@@ -122,10 +132,12 @@ def load_truth(file: str | Path, device: str | torch.device | None = None) -> Tr
     """
     place = resolve_device(device)
     require_file(file, CheckpointError)
-    truth, tensors = None, dict[str, Tensor]()
+    truth = None
+    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(file, "pt", device=str(place)) as record:
-            state = json.loads((record.metadata() or {})["minigpt"])
+            metadata = record.metadata() or {}
+            state = json.loads(metadata["minigpt"])
             for name in record.keys():  # noqa: SIM118
                 tensors[name] = record.get_tensor(name)
         if state.get("version") == VERSION:
@@ -142,31 +154,30 @@ def truth_of(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
     """Return the truth of a record's state and tensors."""
     exact: dict[Sample, Reading] = {}
     for n, (new_from, first, end, counted, start) in enumerate(state["texts"]):
-        sample = Sample(tensors[f"ids.{n}"].tolist(), new_from, slice(first, end), counted, start)
+        ids = tensors[f"ids.{n}"].tolist()
+        sample = Sample(ids, new_from, slice(first, end), counted, start)
         exact[sample] = reading_of(state, tensors, n)
     samples = [*exact]
+    prompts = state["prompt_texts"]
     gradients: dict[str, Tensor] = {}
     for name, x in tensors.items():
         if GRADIENT in name:
             gradients[name.removeprefix(GRADIENT)] = x
-    norms: dict[str, TrueNorm] = {}
-    for site, (kind, eps, rounds) in state["norms"].items():
-        weight, bias = tensors.get(f"kept.{site}.weight"), tensors.get(f"kept.{site}.bias")
-        norms[site] = TrueNorm(kind, weight, bias, eps, rounds)
+    place = state["place"]
     tokenizer = None
     with contextlib.suppress(MiniGPTError):
-        tokenizer = Tokenizer.from_pretrained(state["place"])
+        tokenizer = Tokenizer.from_pretrained(place)
     return Truth(
-        place=Path(state["place"]),
+        place=Path(place),
         device=device,
         dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
         config=Shape(**state["config"]),
         tokenizer=tokenizer,
-        prompts=samples[: state["prompt_texts"]],
-        windows=samples[state["prompt_texts"] :],
+        prompts=samples[:prompts],
+        windows=samples[prompts:],
         exact=exact,
         places=[*state["noise"]],
-        norms=norms,
+        norms=norms_of(state, tensors),
         floor=floor_of(state),
         bitwise_error=Distance(*state["distances"]["bitwise_error"]),
         gradients=gradients or None,
@@ -174,13 +185,24 @@ def truth_of(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
     )
 
 
+def norms_of(state: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, TrueNorm]:
+    """Return the norms of a record whose formula is known, by site."""
+    norms: dict[str, TrueNorm] = {}
+    for site, (kind, eps, rounds) in state["norms"].items():
+        weight = tensors.get(f"kept.{site}.weight")
+        bias = tensors.get(f"kept.{site}.bias")
+        norms[site] = TrueNorm(kind, weight, bias, eps, rounds)
+    return norms
+
+
 def reading_of(state: dict[str, Any], tensors: dict[str, Tensor], n: int) -> Reading:
     """Return what transformers computes of the text of a number."""
     unknown = [site for site in state["sites"] if site not in state["norms"]]  # their outputs alone are known
     outputs: dict[str, Tensor] = {}
     for place in (*state["blocks"], *unknown):
-        if f"{place}.{n}" in tensors:
-            outputs[place] = tensors[f"{place}.{n}"]
+        key = f"{place}.{n}"
+        if key in tensors:
+            outputs[place] = tensors[key]
     inputs: dict[str, Tensor] = {}
     if outputs:
         for site in state["sites"]:
@@ -191,9 +213,10 @@ def reading_of(state: dict[str, Any], tensors: dict[str, Tensor], n: int) -> Rea
 def floor_of(state: dict[str, Any]) -> Floor:
     """Return the noise floor of a record."""
     distances = state["distances"]
+    prompts, decoded = distances["noise_floor"], distances["decoding_floor"]
     return Floor(
-        prompts=Distance(*distances["noise_floor"]),
-        decoded=Distance(*distances["decoding_floor"]),
+        prompts=Distance(*prompts),
+        decoded=Distance(*decoded),
         windows=[Distance(*figures) for figures in state["window_floors"]],
         position=state["position_noise"],
         places=state["noise"],

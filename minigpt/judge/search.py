@@ -20,13 +20,14 @@ from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
 from minigpt.norms.foreign.fingerprint import describe
 from minigpt.offload import is_offloaded
+from minigpt.recipe import Recipe
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
 from minigpt.swap import fit_norms, swap_norms
 from minigpt.swap.fit import original_norm, rows_of_text
 from minigpt.tokenizer import Tokenizer
 
 MOST_WINDOWS = 4  # of a text that every trial reads
-Norms = Mapping[str, nn.Module]
+SiteNorms = Mapping[str, nn.Module]
 
 
 class Trial(NamedTuple):
@@ -44,30 +45,38 @@ class SiteSwap:
     """
 
     def __init__(self, candidate: Candidate) -> None:
-        model, recipe = cast("nn.Module", candidate.model), candidate.recipe
-        self.model, self.sites = model, candidate.claim.swapped
-        self.host = host_of(model)
-        self.present = {site: self.host.root.get_submodule(site) for site in self.sites}
-        self.fit_rows, self.new = None, self.present
+        self.model = cast("nn.Module", candidate.model)
+        self.sites = candidate.claim.swapped
+        self.host = host_of(self.model)
+        self.present: SiteNorms = {site: self.host.root.get_submodule(site) for site in self.sites}
+        self.old: SiteNorms
+        self.new = self.present
+        self.fit_rows = None
         self.fits: dict[str, SiteFit] = {}
-        if recipe is None:
-            self.old = {site: original_norm(norm, model) for site, norm in self.present.items()}
+        if candidate.recipe is None:
+            self.old = {site: original_norm(norm, self.model) for site, norm in self.present.items()}
+        else:
+            self._open(candidate.recipe)
+
+    def _open(self, recipe: Recipe) -> None:
+        """Open the model of a recipe with the norms from before, and with new ones if they are fitted."""
+        recipe_before = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None)
+        offload = any(map(is_offloaded, self.model.modules()))
+        opened = recipe_before.load(any_architecture=True, offload=offload)
+        self.old = host_of(opened.model).norms()
+        if recipe.fit is None:
             return
-        plain_recipe = dataclasses.replace(recipe, norm=None, sites="*", keep=("scale", "shift"), fit=None)
-        offload = any(map(is_offloaded, model.modules()))
-        plain, tokenizer = plain_recipe.load(any_architecture=True, offload=offload)[:2]
-        self.old = host_of(plain).norms()
-        if recipe.fit is not None:
-            self.fit_rows = rows_of_text(model, cast("Tokenizer", tokenizer), recipe.fit)
-            for pattern, norm in recipe.pairs():
-                swap_norms(plain, norm, pattern, recipe.keep)
-            self.new = host_of(plain).norms()
+        tokenizer = cast("Tokenizer", opened.tokenizer)
+        self.fit_rows = rows_of_text(self.model, tokenizer, recipe.fit)
+        for pattern, norm in recipe.pairs():
+            swap_norms(opened.model, norm, pattern, recipe.keep)
+        self.new = host_of(opened.model).norms()
 
     @contextlib.contextmanager
     def only(self, sites: Sequence[str]) -> Iterator[None]:
         """Have the norm in question at these of its sites only in the block, fitted one after the other."""
-        norms: Norms = {}
-        if [*sites] == [*self.sites]:
+        norms: SiteNorms = {}
+        if list(sites) == list(self.sites):
             norms = self.present
         else:
             for site in sites:
@@ -78,18 +87,22 @@ class SiteSwap:
         finally:
             self.install(self.present)
 
-    def install(self, norms: Norms) -> None:
+    def install(self, norms: SiteNorms) -> None:
         """Put these norms at their sites, and the norms from before at the others."""
-        install(self.host.root, {site: norms.get(site, self.old[site]) for site in self.sites})
+        chosen: dict[str, nn.Module] = {}
+        for site in self.sites:
+            chosen[site] = norms.get(site, self.old[site])
+        install(self.host.root, chosen)
 
-    def with_site(self, norms: Norms, site: str) -> Norms:
+    def with_site(self, norms: SiteNorms, site: str) -> SiteNorms:
         """Return these norms, and the one in question at one more site: fitted there, if norms are fitted."""
         new = self.new[site]
         if self.fit_rows is not None:
             new = copy.deepcopy(new)
             self.install({**norms, site: new})
             path = self.host.prefix + site
-            self.fits[site] = SiteFit(site, *fit_norms(self.model, self.fit_rows, path)[path])
+            fit = fit_norms(self.model, self.fit_rows, path)[path]
+            self.fits[site] = SiteFit(site, *fit)
         return {**norms, site: new}
 
 
@@ -104,20 +117,33 @@ class Search:
     """
 
     def __init__(self, truth: Truth, candidate: Candidate, file: str | Path | None = None) -> None:
-        self.truth, self.candidate = truth, candidate
-        self.samples = truth.windows[:MOST_WINDOWS] if truth.text_file else truth.prompts
-        floors = truth.floor.windows[:MOST_WINDOWS] if truth.text_file else [truth.floor.prompts]
-        self.floor = sum(floors, Distance())
+        self.truth = truth
+        self.candidate = candidate
+        if truth.text_file:
+            self.samples = truth.windows[:MOST_WINDOWS]
+            self.floor = sum(truth.floor.windows[:MOST_WINDOWS], Distance())
+        else:
+            self.samples = truth.prompts
+            self.floor = truth.floor.prompts
         self.trials: dict[tuple[str, ...], Trial] = {}
-        self.lines, self.fingerprint = None, "" if file is None else self._fingerprint()
+        self.lines = None
+        self.fingerprint = ""
         if file is not None:
+            self.fingerprint = self._fingerprint()
             self.lines = Lines(file)
             for row in self.lines.rows:
                 if row.pop("search", None) == self.fingerprint:
-                    figures: dict[str, Any] = {name: math.nan if x is None else x for name, x in row.items()}
-                    key, rms_error = figures.pop("sites"), figures.pop("rms_error")
-                    self.trials[tuple(key)] = Trial(RemovalStep(**figures), rms_error)
+                    self._remember(row)
         self.swap = SiteSwap(candidate)
+
+    def _remember(self, row: Mapping[str, Any]) -> None:
+        """Keep the trial that a row of the file holds."""
+        figures: dict[str, Any] = {}
+        for name, figure in row.items():
+            figures[name] = math.nan if figure is None else figure
+        sites = tuple(figures.pop("sites"))
+        rms_error = figures.pop("rms_error")
+        self.trials[sites] = Trial(RemovalStep(**figures), rms_error)
 
     def __enter__(self) -> Self:
         return self
@@ -129,55 +155,81 @@ class Search:
 
     def sensitivity(self) -> list[SiteChange]:
         """Return what each swapped site alone does to the logits, most first."""
-        floor, errors = self.floor, {site: trial.rms_error for site, trial in self._trials({}).items()}
-        rows = [SiteChange(site, error, noise_ratio(error, floor.rms, floor.scale)) for site, error in errors.items()]
+        floor = self.floor
+        rows: list[SiteChange] = []
+        for trial in self._trials({}):
+            error = trial.rms_error
+            ratio = noise_ratio(error, floor.rms, floor.scale)
+            rows.append(SiteChange(trial.step.site, error, ratio))
         return sorted(rows, key=lambda row: -row.rms_error)
 
     def removal(self, most_kl: float, say: Callable[[str], None]) -> Removal:
         """Swap site after site, the least harmful first, until all are swapped or the KL is above ``most_kl``."""
         steps: list[RemovalStep] = []
-        norms: Norms = {}
+        norms: SiteNorms = {}
         sites = self.candidate.claim.swapped
-        while len(steps) < len(sites) and (not steps or steps[-1].kl_mean <= most_kl):
+        while len(steps) < len(sites):
             say(f"choosing site {len(steps) + 1} of {len(sites)} to swap")
-            trials = [trial.step for trial in self._trials(norms).values()]
-            steps.append(min(trials, key=lambda step: (math.isnan(step.kl_mean), step.kl_mean)))
-            norms = self.swap.with_site(norms, steps[-1].site)
+            trials = [trial.step for trial in self._trials(norms)]
+            step = min(trials, key=lambda step: (math.isnan(step.kl_mean), step.kl_mean))
+            steps.append(step)
+            norms = self.swap.with_site(norms, step.site)
+            if not step.kl_mean <= most_kl:  # NaN ends it too
+                break
+        loss = self._trial({}).step.loss
         tokens = sum(sample.counted for sample in self.samples)
-        return Removal(self._trial({}).step.loss, tokens, steps)
+        return Removal(loss, tokens, steps)
 
-    def _trials(self, norms: Norms) -> dict[str, Trial]:
+    def _trials(self, norms: SiteNorms) -> list[Trial]:
         """Try every site that is left beside those that hold ``norms``."""
         left = [site for site in self.candidate.claim.swapped if site not in norms]
-        return {site: self._trial(norms, site) for site in left}
+        return [self._trial(norms, site) for site in left]
 
-    def _trial(self, norms: Norms, site: str = "") -> Trial:
+    def _trial(self, norms: SiteNorms, site: str = "") -> Trial:
         """Measure the candidate with these norms, and the one in question at one more site."""
-        key = (*norms, *([site] if site else []))
-        if key not in self.trials:
+        sites = (*norms, site) if site else tuple(norms)
+        if sites not in self.trials:
             self.swap.install(self.swap.with_site(norms, site) if site else norms)
-            meter = LogitsMeter()
-            for sample in self.samples:
-                logits = self.candidate.runner.logits(sample)
-                meter.add(self.truth.logits(sample), logits, sample.targets(self.truth.device), sample.counted)
-            step = RemovalStep(
-                site, **meter.mean("kl", "kl_mean"), loss=meter.mean("loss")["loss"], **meter.mean("loss_change")
-            )
-            self.trials[key] = Trial(step, meter.distance.rms)
+            trial = self._measured(site)
+            self.trials[sites] = trial
             if self.lines is not None:
-                figures = dataclasses.asdict(step) | {"rms_error": meter.distance.rms}
-                self.lines.append({"search": self.fingerprint, "sites": key, **figures})
-        return self.trials[key]
+                row = {"search": self.fingerprint, "sites": sites, **dataclasses.asdict(trial.step)}
+                self.lines.append(row | {"rms_error": trial.rms_error})
+        return self.trials[sites]
+
+    def _measured(self, site: str) -> Trial:
+        """Measure the candidate with the norms that it has now.
+
+        Args:
+            site: the last of those with the norm in question.
+        """
+        meter = LogitsMeter()
+        for sample in self.samples:
+            logits = self.candidate.runner.logits(sample)
+            targets = sample.targets(self.truth.device)
+            meter.add(self.truth.logits(sample), logits, targets, sample.counted)
+        loss = meter.mean("loss")["loss"]
+        step = RemovalStep(site, **meter.mean("kl", "kl_mean"), loss=loss, **meter.mean("loss_change"))
+        return Trial(step, meter.distance.rms)
 
     def _fingerprint(self) -> str:
         """Return what decides the trials: the texts, the recipe or the model's own values, the norms' names."""
-        candidate, truth, recipe = self.candidate, self.truth, self.candidate.recipe
-        model = cast("nn.Module", candidate.model)
-        sums = {name: float(x.double().sum()) for name, x in model.state_dict().items()}
+        truth = self.truth
+        model = cast("nn.Module", self.candidate.model)
         texts = [sample.ids for sample in self.samples]
         norms = [describe(norm) for norm in host_of(model).norms().values()]
         how = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
-        return hash_json([texts, recipe.fingerprint() if recipe else sums, norms, candidate.claim.swapped, how])
+        recipe = self.candidate.recipe
+        values = sums_of(model) if recipe is None else recipe.fingerprint()
+        return hash_json([texts, values, norms, self.candidate.claim.swapped, how])
+
+
+def sums_of(model: nn.Module) -> dict[str, float]:
+    """Return the sum of each tensor of a model, in float64."""
+    sums: dict[str, float] = {}
+    for name, x in model.state_dict().items():
+        sums[name] = float(x.double().sum())
+    return sums
 
 
 def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:
@@ -200,9 +252,11 @@ def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisect
     while remaining and counted(remaining):
         if not sets and counted([]):
             break
-        sets.append(minimal_failing(remaining, counted))
-        remaining = [site for site in remaining if site not in sets[-1]]
-    return Bisection(sites=[site for site in sites if site not in remaining], sets=sets, verdicts=verdicts)
+        failing = minimal_failing(remaining, counted)
+        sets.append(failing)
+        remaining = [site for site in remaining if site not in failing]
+    restored = [site for site in sites if site not in remaining]
+    return Bisection(sites=restored, sets=sets, verdicts=verdicts)
 
 
 def minimal_failing(
@@ -218,6 +272,8 @@ def minimal_failing(
         return []
     if len(sites) == 1:
         return sites
-    first, second = sites[: len(sites) // 2], sites[len(sites) // 2 :]
-    needed = minimal_failing(second, fails, [*beside, *first], check_first=True)
-    return minimal_failing(first, fails, [*beside, *needed], check_first=bool(needed)) + needed
+    half = len(sites) // 2
+    first, second = sites[:half], sites[half:]
+    of_second = minimal_failing(second, fails, [*beside, *first], check_first=True)
+    of_first = minimal_failing(first, fails, [*beside, *of_second], check_first=bool(of_second))
+    return of_first + of_second
