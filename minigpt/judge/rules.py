@@ -11,8 +11,11 @@ from minigpt.report.fields import (
     MOST_DECODING_NOISE,
     MOST_NOISE,
     BudgetLine,
+    LogitsError,
     ParityFigures,
     PlaceOff,
+    PositionOff,
+    PromptOff,
     Verdict,
     is_shifted,
     noise_ratio,
@@ -33,12 +36,13 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
         limits: of the budget, by quantity.
         changes: what the candidate's code changed in the process.
     """
-    budget, notes = None, list[str]()
+    budget = None
+    notes: list[str] = []
     if limits:
         budget = budget_lines(figures, limits)
-        wrong = [*_broken_budget(figures, budget)]
+        wrong = list(_broken_budget(figures, budget))
     else:
-        wrong = [*_wrong_outputs(figures)]
+        wrong = list(_wrong_outputs(figures))
     off = _place_off(figures, is_wrong=bool(wrong))
     if not limits:
         if wrong:
@@ -48,12 +52,16 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
         wrong += _wrong_gradients(figures)
     if changes:
         wrong.insert(0, f"{figures.norm} changes the process: {', '.join(changes)}; the change was undone.")
-    outcome = outcome_of(passed=not wrong, is_fault=figures.exact or bool(limits or changes or figures.nan))
-    if outcome == "DIFFERENT":
-        wrong = [*_difference(figures)]
+    is_fault = figures.exact or bool(limits or changes or figures.nan)
+    outcome = outcome_of(passed=not wrong, is_fault=is_fault)
     return Verdict(
-        outcome=outcome, reasons=wrong, budget=budget, first_off=off, changes=sorted(changes), notes=notes
-    )  # fmt: skip
+        outcome=outcome,
+        reasons=list(_difference(figures)) if outcome == "DIFFERENT" else wrong,
+        budget=budget,
+        first_off=off,
+        changes=sorted(changes),
+        notes=notes,
+    )
 
 
 def outcome_of(*, passed: bool, is_fault: bool) -> str:
@@ -74,7 +82,8 @@ def budget_lines(figures: ParityFigures, limits: Mapping[str, float]) -> list[Bu
 
 def is_far_off(error: float, noise: float) -> bool:
     """Return whether an output is off beyond any noise; NaN is."""
-    return not noise_ratio(error, noise) <= FAR_OFF
+    ratio = noise_ratio(error, noise)
+    return not ratio <= FAR_OFF
 
 
 def _place_off(figures: ParityFigures, *, is_wrong: bool) -> PlaceOff | None:
@@ -82,10 +91,11 @@ def _place_off(figures: ParityFigures, *, is_wrong: bool) -> PlaceOff | None:
     rows = [] if figures.center else places(figures)  # a centred stream is another one
     errors: list[PlaceOff] = []
     for row in rows:
-        name, error, noise = row.site, row.propagated_error, row.noise
+        error, noise = row.propagated_error, row.noise
+        place = PlaceOff(row.site, error, noise, noise_ratio(error, noise))
         if is_far_off(error, noise):
-            return PlaceOff(name, error, noise, noise_ratio(error, noise))
-        errors.append(PlaceOff(name, error, noise, noise_ratio(error, noise)))
+            return place
+        errors.append(place)
     return largest_jump(errors) if is_wrong else None
 
 
@@ -94,63 +104,82 @@ def _where(figures: ParityFigures, off: PlaceOff | None) -> Iterator[str]:
     if off is not None:
         yield _place_sentence(off)
     yield from _new_errors(figures)
-    logits_are_off = not figures.logits.ratio <= MOST_NOISE
     is_explained = is_shifted(figures) or is_stored(figures)
-    if off is None and logits_are_off and figures.every_place and not is_explained:
-        prompt = figures.prompt_off
-        is_everywhere = prompt is None or prompt.prompts_off == prompt.prompts
-        cause = "the error is in the head" if is_everywhere else "these logits are of other ids or positions"
-        yield (
-            f"All {len(figures.norm_sites)} norms and {len(figures.blocks)} blocks are right on the prompts, and the "
-            f"logits are not, so {cause}."
-        )
+    if off is None and _logits_are_off(figures) and figures.every_place and not is_explained:
+        yield _after_the_blocks(figures)
+
+
+def _logits_are_off(figures: ParityFigures) -> bool:
+    """Return whether the logits of whole texts are beyond the noise; NaN is."""
+    return not figures.logits.ratio <= MOST_NOISE
+
+
+def _after_the_blocks(figures: ParityFigures) -> str:
+    """Return the cause of wrong logits where every place is right."""
+    norms, blocks = len(figures.norm_sites), len(figures.blocks)
+    prompt = figures.prompt_off
+    cause = "the error is in the head"
+    if prompt is not None and prompt.prompts_off != prompt.prompts:
+        cause = "these logits are of other ids or positions"
+    return f"All {norms} norms and {blocks} blocks are right on the prompts, and the logits are not, so {cause}."
 
 
 def _new_errors(figures: ParityFigures) -> Iterator[str]:
     """Yield the places that add an error of their own, if there are several."""
     places = figures.new_errors
-    if len(places) > 1:
-        more = f" and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
-        yield f"An error of its own begins at each of {', '.join(places[:MOST_PLACES])}{more}."
+    if len(places) < 2:
+        return
+    named = ", ".join(places[:MOST_PLACES])
+    if len(places) > MOST_PLACES:
+        named += f" and {len(places) - MOST_PLACES} more"
+    yield f"An error of its own begins at each of {named}."
 
 
 def _right_but_for(figures: ParityFigures, off: PlaceOff) -> Iterator[str]:
     """Yield which outputs are off though the logits are right."""
+    error, noise = brief(off.error), brief(off.noise)
     yield (
-        f"The logits are right, but the output of {off.place} is not: it is off by {brief(off.error)} of its size, "
-        f"where transformers' own error is {brief(off.noise)}."
+        f"The logits are right, but the output of {off.place} is not: it is off by {error} of its size, "
+        f"where transformers' own error is {noise}."
     )
     yield from _new_errors(figures)
 
 
 def largest_jump(places: Sequence[PlaceOff]) -> PlaceOff | None:
     """Return the place beyond twice the noise at which the ratio grows most over the place before it."""
-    before = [1.0, *(max(place.ratio, 1.0) for place in places)]
-    jumps = [replace(place, ratio_before=ratio) for place, ratio in zip(places, before, strict=False)
-             if place.ratio > MOST_NOISE]  # fmt: skip
-    return max(jumps, key=lambda place: place.ratio / (place.ratio_before or 1.0), default=None)
+    largest = None
+    most = 0.0
+    before = 1.0
+    for place in places:
+        jump = place.ratio / before
+        if place.ratio > MOST_NOISE and (largest is None or jump > most):
+            largest = replace(place, ratio_before=before)
+            most = jump
+        before = max(place.ratio, 1.0)
+    return largest
 
 
 def _place_sentence(off: PlaceOff) -> str:
     if off.ratio_before is None:
+        error, noise = brief(off.error), brief(off.noise)
         return (
-            f"The first output that is off is {off.place}'s, by {brief(off.error)} of its size, where transformers' "
-            f"own error is {brief(off.noise)}."
+            f"The first output that is off is {off.place}'s, by {error} of its size, where transformers' "
+            f"own error is {noise}."
         )
-    return (
-        f"The error grows most at {off.place}: from {brief(off.ratio_before)} to {brief(off.ratio)} times "
-        "transformers' own."
-    )
+    before, after = brief(off.ratio_before), brief(off.ratio)
+    return f"The error grows most at {off.place}: from {before} to {after} times transformers' own."
 
 
 def _difference(figures: ParityFigures) -> Iterator[str]:
     """Yield how different the model is, a sentence for each set of tokens, and why that is expected."""
-    measured, (before, after) = figures.distribution, perplexities(figures)
+    measured = figures.distribution
+    kl = uncertain(measured.kl_mean, measured.kl_mean_se)
+    agreement = uncertain(measured.top1_agreement, measured.top1_agreement_se, percent)
     yield (
-        f"On {population(figures)} the KL divergence is {uncertain(measured.kl_mean, measured.kl_mean_se)} nats a "
-        f"token, and {uncertain(measured.top1_agreement, measured.top1_agreement_se, percent)} have the same likeliest "
+        f"On {population(figures)} the KL divergence is {kl} nats a token, and {agreement} have the same likeliest "
         "token."
     )
+    before, after = perplexities(figures)
     if not math.isnan(before):
         text = figures.perplexity
         tokens = f"the {text.tokens:,} tokens of {text.file}" if text else "the prompts"
@@ -168,43 +197,57 @@ def _wrong_outputs(figures: ParityFigures) -> Iterator[str]:
         yield f"The logits of text {figures.nan.text} are NaN from position {figures.nan.position} on."
     yield from _wrong_logits(figures)
     if is_shifted(figures):
+        left = brief(_without_shift(figures))
         yield (
             "At each position all logits are shifted by one constant, and the distributions are the original's: "
-            f"without the shift the error is {brief(_without_shift(figures))} times the noise floor."
+            f"without the shift the error is {left} times the noise floor."
         )
     elif is_stored(figures):
         yield _stored_sentence(figures)
     else:
         yield from _wrong_positions(figures)
+    yield from _wrong_greedy(figures)
+
+
+def _wrong_greedy(figures: ParityFigures) -> Iterator[str]:
+    """Yield where greedy decoding parts from the original's, if no noise explains it."""
     parting = figures.greedy.first_divergence
-    noise = 2 * figures.stored.max_abs_error if figures.stored is not None and is_stored(figures) else 0.0
-    if parting is not None and not parting.within_noise and parting.margin > noise:
+    if parting is None or parting.within_noise:
+        return
+    stored = 0.0
+    if figures.stored is not None and figures.stored.explains:
+        stored = 2 * figures.stored.max_abs_error
+    if parting.margin > stored:
+        margin, noise = brief(parting.margin), brief(parting.noise)
         yield (
             f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
-            f"are {brief(parting.margin)} apart and the noise is only {brief(parting.noise)}."
+            f"are {margin} apart and the noise is only {noise}."
         )
 
 
 def _wrong_logits(figures: ParityFigures) -> Iterator[str]:
     """Yield how far whole texts' logits are off, and those that are decoded a token at a time."""
-    for when, logits, floor, most in (
-        ("The", figures.logits, f"noise floor of {figures.dtype}", MOST_NOISE),
-        ("Decoded a token at a time, the", figures.decoding, "noise floor", MOST_DECODING_NOISE),
-    ):
-        if logits is not None and not logits.ratio <= most:  # written so that NaN fails
-            yield (
-                f"{when} logits' RMS error is {brief(logits.rms_error)}, {brief(logits.ratio)} times the {floor}; "
-                f"at most {most:g} times is parity."
-            )
+    floor = f"noise floor of {figures.dtype}"
+    yield from _beyond_noise("The logits'", figures.logits, floor, MOST_NOISE)
+    decoded = "Decoded a token at a time, the logits'"
+    yield from _beyond_noise(decoded, figures.decoding, "noise floor", MOST_DECODING_NOISE)
+
+
+def _beyond_noise(whose: str, logits: LogitsError | None, floor: str, most: float) -> Iterator[str]:
+    """Yield how far logits are off, if it is more than ``most`` times the noise floor."""
+    if logits is not None and not logits.ratio <= most:  # written so that NaN fails
+        error, ratio = brief(logits.rms_error), brief(logits.ratio)
+        yield f"{whose} RMS error is {error}, {ratio} times the {floor}; at most {most:g} times is parity."
 
 
 def _without_shift(figures: ParityFigures) -> float:
     """Return the largest ratio that is left without a shift, where logits are off."""
-    ratios: list[float] = []
-    for error in (figures.logits, figures.decoding, figures.text.logits if figures.text is not None else None):
-        if error is not None:
-            ratios.append(error.ratio_without_shift)
-    return max(ratios)
+    errors = [figures.logits]
+    if figures.decoding is not None:
+        errors.append(figures.decoding)
+    if figures.text is not None:
+        errors.append(figures.text.logits)
+    return max(error.ratio_without_shift for error in errors)
 
 
 def is_stored(figures: ParityFigures) -> bool:
@@ -225,39 +268,56 @@ def _stored_sentence(figures: ParityFigures) -> str:
 
 def _wrong_positions(figures: ParityFigures) -> Iterator[str]:
     """Yield the first prompt and the first window that are off, with the position."""
-    if figures.stored is not None and not figures.logits.ratio <= MOST_NOISE:
-        yield (
-            f"The logits are stored in {figures.stored.dtype}, which explains {brief(figures.stored.ratio)} of these "
-            "times, and not the rest."
-        )
-    window = figures.text.first_off if figures.text is not None else None
+    stored = figures.stored
+    if stored is not None and _logits_are_off(figures):
+        ratio = brief(stored.ratio)
+        yield f"The logits are stored in {stored.dtype}, which explains {ratio} of these times, and not the rest."
+    text = figures.text
+    is_window_off = text is not None and text.first_off is not None
     prompt = figures.prompt_off
-    if prompt is not None and not figures.logits.ratio <= MOST_NOISE:
-        right = prompt.prompts - prompt.prompts_off
-        if right or window is None:
-            others = f" {right} of the {prompt.prompts} prompts are right." if right else ""
-            yield (
-                f"In prompt {prompt.prompt}, from position {prompt.position} on, the logits are off: the RMS error "
-                f"there is {brief(prompt.error)}, and transformers' own nowhere above {brief(prompt.noise)}.{others}"
-            )
-    if window is not None and figures.text is not None:
-        yield (
-            f"In window {window.window} of {figures.text.file or 'the built-in texts'}, from position "
-            f"{window.position} on, the logits are off: the RMS error there is {brief(window.error)}, and "
-            f"transformers' own nowhere above {brief(window.noise)}; the window's is {brief(window.ratio)} times the "
-            "noise floor."
-        )
+    if prompt is not None and _logits_are_off(figures):
+        is_any_right = prompt.prompts_off < prompt.prompts
+        if is_any_right or not is_window_off:
+            yield _prompt_sentence(prompt)
+    if text is not None and text.first_off is not None:
+        yield _window_sentence(text.first_off, text.file or "the built-in texts")
+
+
+def _prompt_sentence(prompt: PromptOff) -> str:
+    """Return where the logits of a prompt begin to be off, and how many prompts are right."""
+    error, noise = brief(prompt.error), brief(prompt.noise)
+    sentence = (
+        f"In prompt {prompt.prompt}, from position {prompt.position} on, the logits are off: the RMS error "
+        f"there is {error}, and transformers' own nowhere above {noise}."
+    )
+    right = prompt.prompts - prompt.prompts_off
+    if right:
+        sentence += f" {right} of the {prompt.prompts} prompts are right."
+    return sentence
+
+
+def _window_sentence(window: PositionOff, file: str) -> str:
+    """Return where the logits of a window begin to be off."""
+    error, noise, ratio = brief(window.error), brief(window.noise), brief(window.ratio)
+    return (
+        f"In window {window.window} of {file}, from position {window.position} on, the logits are off: the RMS error "
+        f"there is {error}, and transformers' own nowhere above {noise}; the window's is {ratio} times the noise floor."
+    )
 
 
 def _wrong_gradients(figures: ParityFigures) -> Iterator[str]:
     """Yield a sentence on the gradients that are off, if there are some."""
     rows = figures.gradients or ()
-    if wrong := [row for row in rows if not row.ratio <= MOST_NOISE]:
-        yield (
-            f"The gradients of {len(wrong)} of {len(rows)} Parameters are off, most that of {wrong[0].parameter}: by "
-            f"{brief(wrong[0].relative_error)} of its size, {brief(wrong[0].ratio)} times transformers' own error at "
-            f"{figures.dtype}; at most {MOST_NOISE:g} times is parity."
-        )
+    wrong = [row for row in rows if not row.ratio <= MOST_NOISE]
+    if not wrong:
+        return
+    worst = wrong[0]
+    error, ratio = brief(worst.relative_error), brief(worst.ratio)
+    yield (
+        f"The gradients of {len(wrong)} of {len(rows)} Parameters are off, most that of {worst.parameter}: by "
+        f"{error} of its size, {ratio} times transformers' own error at {figures.dtype}; "
+        f"at most {MOST_NOISE:g} times is parity."
+    )
 
 
 def _broken_budget(figures: ParityFigures, budget: Sequence[BudgetLine]) -> Iterator[str]:
@@ -269,7 +329,8 @@ def _broken_budget(figures: ParityFigures, budget: Sequence[BudgetLine]) -> Iter
         return
     for line in budget:
         if not line.kept:
-            limit, measured = (format_limit(line.quantity, x) for x in (line.limit, line.measured))
+            limit = format_limit(line.quantity, line.limit)
+            measured = format_limit(line.quantity, line.measured)
             yield f"The budget allows {line.quantity} {limit}, and it is {measured}."
 
 
@@ -309,12 +370,12 @@ def parse_budget(text: str | None) -> dict[str, float]:
         ConfigError: if it cannot be parsed; the message names the part and the known quantities.
     """
     limits: dict[str, float] = {}
-    for part in () if text is None else text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        try:
-            limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
-            limit = math.nan
+    if text is None:
+        return limits
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        name = name.strip()
+        limit = _parse_limit(value.strip())
         most = 0.5 if name in ("top1", "top5") else math.inf  # 99% would mean the tokens that agree
         if name not in QUANTITIES or name in limits or not 0 <= limit < most:
             raise ConfigError(
@@ -323,3 +384,12 @@ def parse_budget(text: str | None) -> dict[str, float]:
             )
         limits[name] = limit
     return limits
+
+
+def _parse_limit(text: str) -> float:
+    """Return a number, or a hundredth of one before %; NaN if it is none."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        return math.nan
+    return number / 100 if text.endswith("%") else number
