@@ -30,9 +30,10 @@ class OurRunner(ModuleRunner):
         return True
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        ids = self.tensor(sample.ids)
         with self.naming():
-            hidden = self.model.hidden_states(self.tensor(sample.ids))[:, sample.compared]
-            return self.model.head(hidden)[0]
+            hidden = self.model.hidden_states(ids)  # (1, T, C)
+            return self.model.head(hidden[:, sample.compared])[0]
 
     def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
         if self.model.quantize is not None:
@@ -42,9 +43,11 @@ class OurRunner(ModuleRunner):
     def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
         longest = max(len(sample.ids) for sample in samples)
         reader = Reader(self.model, len(samples), longest)
-        yield reader.read({row: sample.prompt for row, sample in enumerate(samples)})
+        prompts = [sample.prompt for sample in samples]
+        yield reader.read(dict(enumerate(prompts)))
         for step in range(len(samples[0].written) - 1):
-            yield reader.read({row: sample.written[step : step + 1] for row, sample in enumerate(samples)})
+            tokens = [sample.written[step : step + 1] for sample in samples]
+            yield reader.read(dict(enumerate(tokens)))
 
     def continue_prompt(self, sample: Sample) -> list[int] | None:
         ids = self.tensor(sample.prompt)

@@ -32,29 +32,37 @@ class FileRunner(Runner):
     """
 
     def __init__(self, truth: Truth, file: Path) -> None:
-        self.file, self.device, self.tensors = file, truth.device, tensors_in(file)
-        self.numbers = {sample: n for n, sample in enumerate(truth.samples)}
+        self.file = file
+        self.device = truth.device
+        self.tensors = tensors_in(file)
+        self.numbers: dict[Sample, int] = {}
         for n, sample in enumerate(truth.samples):
+            self.numbers[sample] = n
             if f"logits.{n}" not in self.tensors:
                 raise CheckpointError(f"{file} has no logits.{n}, the logits for ids.{n}")
-            if f"ids.{n}" in self.tensors:
-                require_ids(f"{file}: ids.{n}", self.tensors.pop(f"ids.{n}"), sample.ids)
+            ids = self.tensors.pop(f"ids.{n}", None)
+            if ids is not None:
+                require_ids(f"{file}: ids.{n}", ids, sample.ids)
         self._require_shapes(shapes_of(truth))
 
     def _require_shapes(self, shapes: dict[str, list[tuple[int, ...]]]) -> None:
         for name, x in self.tensors.items():
             if name not in shapes:
                 raise CheckpointError(f"{self.file} has {name!r}, which is no key of the record; see docs/parity.md")
-            if tuple(x.shape) not in shapes[name] or not x.is_floating_point():
+            shape = tuple(x.shape)
+            if shape not in shapes[name] or not x.is_floating_point():
                 raise CheckpointError(
                     f"{self.file}: {name} must have shape {shapes[name][0]} and a floating dtype, got "
-                    f"{tuple(x.shape)} and {dtype_name(x.dtype)}"
+                    f"{shape} and {dtype_name(x.dtype)}"
                 )
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        logits = self.tensors[f"logits.{self.numbers[sample]}"].to(self.device)
+        number = self.numbers[sample]
+        logits = self.tensors[f"logits.{number}"].to(self.device)
         compared = range(*sample.compared.indices(len(sample.ids)))
-        return logits if len(logits) == len(compared) else logits[sample.compared]
+        if len(logits) == len(compared):
+            return logits
+        return logits[sample.compared]
 
     def read(self, sample: Sample) -> Reading:
         end = f".{self.numbers[sample]}"
@@ -84,12 +92,14 @@ def tensors_in(file: Path) -> dict[str, Tensor]:
 
 def shapes_of(truth: Truth) -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes that each tensor of a program's file may have."""
-    size, width = truth.config.vocab_size, truth.config.n_embd
+    vocab, width = truth.config.vocab_size, truth.config.n_embd
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for n, sample in enumerate(truth.samples):
-        shapes[f"logits.{n}"] = [(len(sample.ids), size), (len(truth.logits(sample)), size)]
+        seq = len(sample.ids)
+        compared = len(truth.logits(sample))
+        shapes[f"logits.{n}"] = [(seq, vocab), (compared, vocab)]
         for place in truth.places:
-            shapes[f"{place}.{n}"] = [(len(sample.ids), width)]
+            shapes[f"{place}.{n}"] = [(seq, width)]
         for site, x in truth.exact[sample].inputs.items():
             shapes[f"{site}.{n}"] = [tuple(x.shape)]
     return shapes
@@ -123,13 +133,17 @@ class EngineRunner(Runner):
     """
 
     def __init__(self, truth: Truth, engine: Engine) -> None:
-        self.engine, self.device = engine, truth.device
-        self.original, self.vocab_size, self.window = truth.source, truth.config.vocab_size, truth.config.window
+        self.engine = engine
+        self.device = truth.device
+        self.original = truth.source
+        self.vocab_size = truth.config.vocab_size
+        self.window = truth.config.window
         self._require_vocabulary(engine.vocab_size)
         longest = max(len(sample.ids) for sample in truth.samples)
-        if engine.context is not None and engine.context < longest:
+        context = engine.context
+        if context is not None and context < longest:
             raise CheckpointError(
-                f"{engine.name} reads {engine.context:,} tokens at most, and the texts of {truth.source} have up to "
+                f"{engine.name} reads {context:,} tokens at most, and the texts of {truth.source} have up to "
                 f"{longest:,}; judge it on shorter prompts"
             )
 
@@ -141,7 +155,8 @@ class EngineRunner(Runner):
             )
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        return self._checked(self.engine.whole(sample.ids))[sample.compared]
+        rows = self.engine.whole(sample.ids)
+        return self._checked(rows)[sample.compared]
 
     def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
         if not any(prompt.written for prompt in prompts):
@@ -165,7 +180,8 @@ class EngineRunner(Runner):
 
     def _counted(self, ids: list[int], counted: int) -> Iterator[Tensor]:
         """Yield the logits that predict the last tokens of a window."""
-        yield self._checked(self.engine.whole(ids))[-counted - 1 : -1]
+        rows = self.engine.whole(ids)
+        yield self._checked(rows)[-counted - 1 : -1]
 
     def _checked(self, rows: Any) -> Float[Tensor, "seq vocab"]:
         """Return logits on the original's device, if they are of its vocabulary."""

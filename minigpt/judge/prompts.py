@@ -87,9 +87,12 @@ def read_texts(
         CheckpointError, GenerationError: as ``choose_prompts`` and ``file_ids``.
     """
     chosen = default_prompts(place, config) if prompts is None else choose_prompts(place, prompts, config)
-    file, ids, windows = None, list[int](), list[Sample]()
+    file = None
+    ids: list[int] = []
+    windows: list[Sample] = []
     if text is not None:
-        file, ids = str(text), file_ids(text, chosen.tokenizer, config)
+        file = str(text)
+        ids = file_ids(text, chosen.tokenizer, config)
         windows = file_windows(ids, config)
     elif prompts is None:
         windows = built_in_windows(chosen, config, weights)
@@ -108,17 +111,19 @@ def choose_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
     if isinstance(prompts[0], str):
         tokenizer = Tokenizer.from_pretrained(place)
         ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", prompts)]
-        described = f"{len(ids)} text{'s' if len(ids) > 1 else ''}"
+        described = "1 text" if len(ids) == 1 else f"{len(ids)} texts"
     else:
         tokenizer = _tokenizer(place)
         ids = [list(prompt) for prompt in cast("Sequence[Sequence[int]]", prompts)]
-        described = f"{len(ids)} list{'s' if len(ids) > 1 else ''} of ids"
+        described = "1 list of ids" if len(ids) == 1 else f"{len(ids)} lists of ids"
+    most = MOST_PROMPT // config.vocab_size
     for i, prompt in enumerate(ids):
         try:
-            check_rows(torch.tensor([prompt], dtype=torch.long), config.vocab_size, config.n_positions)
+            rows = torch.tensor([prompt], dtype=torch.long)
+            check_rows(rows, config.vocab_size, config.n_positions)
         except GenerationError as error:
             raise GenerationError(f"prompt {i}: {error}") from error
-        if len(prompt) > (most := MOST_PROMPT // config.vocab_size):
+        if len(prompt) > most:
             raise GenerationError(
                 f"prompt {i} has {len(prompt):,} tokens, and with {config.vocab_size:,} logits each the judge keeps at "
                 f"most {most:,}; it reads a longer text in windows, as --text"
@@ -130,14 +135,16 @@ def default_prompts(place: Path, config: Shape) -> Chosen:
     """Return the built-in texts, or random ids if the model cannot read those."""
     try:
         chosen = choose_prompts(place, PROMPTS, config)
-        prose = cast("Tokenizer", chosen.tokenizer).encode(long_text())
+        tokenizer = cast("Tokenizer", chosen.tokenizer)
+        prose = tokenizer.encode(long_text())
         return chosen._replace(described=BUILT_IN, prose=prose)
     except CheckpointError as error:
         why = str(error)
     except GenerationError:
         why = "the default texts do not fit it"
     length = min(24, max(1, config.n_positions // 2))
-    ids = torch.randint(config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0)).tolist()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (4, length), generator=generator).tolist()
     return Chosen(ids, "4 sequences of random ids", _tokenizer(place), why_random=why)
 
 
@@ -150,8 +157,12 @@ def _tokenizer(place: Path) -> Tokenizer | None:
 
 def long_text() -> str:
     """Return the built-in text of which the first tokens are read."""
-    sentences = itertools.product(PEOPLE, DEEDS, PEOPLE)
-    return " ".join(f"{who[0].upper()}{who[1:]} {did} {whom}." for who, did, whom in sentences if who != whom)
+    sentences: list[str] = []
+    for who, did, whom in itertools.product(PEOPLE, DEEDS, PEOPLE):
+        if who != whom:
+            subject = who[0].upper() + who[1:]
+            sentences.append(f"{subject} {did} {whom}.")
+    return " ".join(sentences)
 
 
 def built_in_windows(prompts: Chosen, config: Shape, weights: int) -> list[Sample]:
@@ -167,14 +178,17 @@ def built_in_windows(prompts: Chosen, config: Shape, weights: int) -> list[Sampl
         return []
     prose = list(prompts.prose[: length // 2])
     read = {*prose, *itertools.chain.from_iterable(prompts.ids)}
-    shuffled = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(0)).tolist()
+    generator = torch.Generator().manual_seed(0)
+    shuffled = torch.randperm(config.vocab_size, generator=generator).tolist()
     walk = [token for token in shuffled if token not in read]
-    first = (prose + walk or shuffled)[:length]
-    first = (first * (1 + length // len(first)))[:length]
+    tokens = prose + walk or shuffled
+    first = list(itertools.islice(itertools.cycle(tokens), length))
+    windows = [Sample.whole(first)]
     rest = walk[length - len(prose) :]
-    if len(rest) * weights > MOST_WALK_WORK:
-        rest = []
-    return [Sample.whole(ids) for ids in (first, *(rest[i : i + length] for i in range(0, len(rest), length)))]
+    if len(rest) * weights <= MOST_WALK_WORK:
+        for start in range(0, len(rest), length):
+            windows.append(Sample.whole(rest[start : start + length]))
+    return windows
 
 
 def file_windows(ids: list[int], config: Shape) -> list[Sample]:
@@ -183,11 +197,14 @@ def file_windows(ids: list[int], config: Shape) -> list[Sample]:
     Each compares the logits of its new part. The last of them predicts a token of the next window, so the distribution
     does not count it.
     """
-    windows, room = [], MOST_LOGITS // config.vocab_size
+    windows: list[Sample] = []
+    room = MOST_LOGITS // config.vocab_size
     for start, first, end in windows_of(len(ids), config.window):
-        room -= end - first
+        counted = end - first
+        room -= counted
         if room < 0 and windows:
             break
-        compared = slice(first - 1 - start, end - start)
-        windows.append(Sample(ids[start:end], end - start, compared, end - first, start))
+        length = end - start
+        compared = slice(first - 1 - start, length)
+        windows.append(Sample(ids[start:end], length, compared, counted, start))
     return windows

@@ -6,6 +6,7 @@ B batch, T tokens, V vocabulary, C embedding.
 import contextlib
 import inspect
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,10 @@ def judging() -> Iterator[None]:
 
 def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> None:
     """Give a norm that was folded away a scale of 1 and a shift of 0 where it has none, as transformers does."""
-    for role, parameter in dict(norm.named_parameters()).items():
+    for role, parameter in list(norm.named_parameters()):
         if parameter.is_meta:
-            value = torch.full(parameter.shape, float(role == "weight"), dtype=dtype, device=device)
+            number = 1.0 if role == "weight" else 0.0
+            value = torch.full(parameter.shape, number, dtype=dtype, device=device)
             norm.register_parameter(role, nn.Parameter(value, requires_grad=False))
 
 
@@ -71,22 +73,27 @@ def gpt2_of(
     config = GPT2Config.from_json_file(files.folder / CONFIG)
     if compute == torch.float64:
         config.reorder_and_upcast_attn = False  # it would compute the scores in float32
-    config.return_dict, config.output_hidden_states, config.output_attentions = True, False, False
+    config.return_dict = True
+    config.output_hidden_states = False
+    config.output_attentions = False
     with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in list(tensors):
-        tensor, known = tensors.pop(name), name if name in parameters else f"transformer.{name}"
-        if known not in parameters:
+        tensor = tensors.pop(name)
+        path = name if name in known else f"transformer.{name}"
+        if path not in known:
             continue  # a causal mask, which older files hold
         value = tensor.to(dtype).to(device, compute)
-        owner, _, role = known.rpartition(".")
-        model.get_submodule(owner).register_parameter(role, nn.Parameter(value, requires_grad=False))
+        owner, _, role = path.rpartition(".")
+        parameter = nn.Parameter(value, requires_grad=False)
+        model.get_submodule(owner).register_parameter(role, parameter)
     for norm in model.modules():
         if isinstance(norm, nn.LayerNorm):
             fill_in(norm, compute, device)
     model.tie_weights()
-    if unset := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+    unset = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if unset:
         raise CheckpointError(f"{place} has no {listing(unset)}, so transformers cannot read it")
     return model.eval()
 
@@ -146,32 +153,45 @@ class Reference(Runner):
         tensors: dict[str, Tensor] | None = None,
         offload: bool = False,
     ) -> None:
-        compute = compute or dtype
+        if compute is None:
+            compute = dtype
         self.is_gpt2 = Files.at(place).architecture is None and not offload
         self.model: Any
         if self.is_gpt2:
             self.model = gpt2_of(place, attention, dtype, compute, device, tensors)
         else:
             self.model = other_model(place, attention, dtype, compute, device, offload)
-        self.device, self.host, self.is_exact = device, host_of(self.model), compute == torch.float64
+        self.device = device
+        self.host = host_of(self.model)
+        self.is_exact = compute == torch.float64
         self.shape = Shape.of(self.model.config)
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        logits = self(as_batch(sample.ids, self.device))[0, sample.compared]
-        return logits if len(logits) == len(sample.ids) else logits.clone()  # which frees the others
+        batch = as_batch(sample.ids, self.device)
+        logits = self(batch)[0, sample.compared]
+        if len(logits) == len(sample.ids):
+            return logits
+        return logits.clone()  # which frees the others
 
     def read(self, sample: Sample) -> Reading:
-        with Recorder(self.host.root, [*self.host.sites, *self.host.blocks]) as recorder:
+        with Recorder(self.host.root, self._places()) as recorder:
             logits = self.logits(sample)
-        inputs = {site: recorder.inputs[site][0] for site in self.host.sites if site in recorder.inputs}
+        inputs: dict[str, Tensor] = {}
+        for site in self.host.sites:
+            if site in recorder.inputs:
+                inputs[site] = recorder.inputs[site][0]
         outputs = {place: y[0] for place, y in recorder.outputs.items()}
         return Reading(logits, outputs, inputs)
+
+    def _places(self) -> list[str]:
+        """Return the sites and the blocks."""
+        return [*self.host.sites, *self.host.blocks]
 
     def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
         if self.is_gpt2:
             yield from super().read_all(samples)
             return
-        yield from self._read_together(samples, [*self.host.sites, *self.host.blocks])
+        yield from self._read_together(samples, self._places())
 
     def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
         if self.is_gpt2:
@@ -189,7 +209,8 @@ class Reference(Runner):
         Raises:
             MiniGPTError: if transformers' model has none.
         """
-        host, batches = self.host, [as_batch(ids, self.device) for ids in texts]
+        host = self.host
+        batches = [as_batch(ids, self.device) for ids in texts]
         try:
             with self.exactly():
                 return gradients_of(host.model, batches, host.embedding, host.prefix, host.sites)
@@ -249,23 +270,34 @@ class Reference(Runner):
         self, prompts: list[list[int]], most: int, ends: Sequence[int]
     ) -> tuple[list[Sample], list[Float[Tensor, "new vocab"]]]:
         """Continue the prompts greedily, up to their end or the context's; return the logits of what is written too."""
-        samples = [Sample.whole(prompt) for prompt in prompts]
-        logits = [torch.empty(0, self.shape.vocab_size, device=self.device) for _ in prompts]
-        lengths = [min(most, self.shape.n_positions - len(prompt)) for prompt in prompts]
-        sizes = [(new, 0 if self.is_gpt2 else len(prompt)) for new, prompt in zip(lengths, prompts, strict=True)]
+        samples: list[Sample] = []
+        logits: list[Tensor] = []
+        sizes: list[tuple[int, int]] = []
+        for prompt in prompts:
+            samples.append(Sample.whole(prompt))
+            logits.append(torch.empty(0, self.shape.vocab_size, device=self.device))
+            new = min(most, self.shape.n_positions - len(prompt))
+            sizes.append((new, 0 if self.is_gpt2 else len(prompt)))
         for new, batch in batches(sizes):
-            ids, mask = left_padded([prompts[i] for i in batch], self.device)  # both (B, T)
-            read, steps = cached_reader(self.model), []
-            for _ in range(new):
-                steps.append(read(ids, mask))  # (B, V)
-                ids = steps[-1].argmax(-1, keepdim=True)
-                mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=1)
-            rows = torch.stack(steps, dim=1)  # (B, new, V)
+            rows = self._write_batch([prompts[i] for i in batch], new)
             for row, i in zip(rows, batch, strict=True):
+                prompt = prompts[i]
                 written = until_end(row.argmax(-1).tolist(), ends)
-                samples[i] = Sample.whole(prompts[i] + written, len(prompts[i]))
+                samples[i] = Sample.whole(prompt + written, len(prompt))
                 logits[i] = row[: len(written)].clone()
         return samples, logits
+
+    def _write_batch(self, prompts: list[list[int]], new: int) -> Float[Tensor, "batch new vocab"]:
+        """Continue the prompts greedily by ``new`` tokens, and return the logits that predict them."""
+        ids, mask = left_padded(prompts, self.device)  # both (B, T)
+        read = cached_reader(self.model)
+        steps: list[Tensor] = []
+        for _ in range(new):
+            logits = read(ids, mask)  # (B, V)
+            steps.append(logits)
+            ids = logits.argmax(-1, keepdim=True)
+            mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+        return torch.stack(steps, dim=1)  # (B, new, V)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -283,7 +315,8 @@ def arguments_of(model: Any) -> Collection[str]:
     if not isinstance(getattr(model, "config", None), PretrainedConfig):
         return ()
     inner: Any = unwrapped(model)
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # of PEFT
+    if hasattr(inner, "get_base_model"):  # of PEFT
+        inner = inner.get_base_model()
     return inspect.signature(inner.forward).parameters
 
 
@@ -294,20 +327,26 @@ def cached_reader(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """
     from transformers import DynamicCache
 
-    accepted, read_before = arguments_of(model), list[Tensor]()
-    name = next((name for name in CACHE_NAMES if name in accepted), None)
-    cache: dict[str, Any] = {} if name is None else {name: DynamicCache(config=model.config)}
+    accepted = arguments_of(model)
+    cache: dict[str, Any] = {}
+    for name in CACHE_NAMES:
+        if name in accepted:
+            cache[name] = DynamicCache(config=model.config)
+            break
+    read_before: list[Tensor] = []
 
     def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        if name is None:
+        if not cache:
             read_before.append(input_ids)
             input_ids = torch.cat(read_before, dim=-1)
-        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        options: dict[str, Any] = dict(position_ids=positions, logits_to_keep=1)
+        new = input_ids.shape[1]
+        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, all)
+        options: dict[str, Any] = dict(position_ids=positions[:, -new:], logits_to_keep=1)
         if not attention_mask.all():  # recurrent models take a mask of all ids for one of the new ids
             options["attention_mask"] = attention_mask
-        options = {option: value for option, value in options.items() if option in accepted}
-        return model(input_ids, use_cache=name is not None, **cache, **options).logits[:, -1]
+        known = {option: value for option, value in options.items() if option in accepted}
+        output = model(input_ids, use_cache=bool(cache), **cache, **known)
+        return output.logits[:, -1]
 
     return read
 
@@ -318,12 +357,19 @@ def batches(sizes: list[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
     Args:
         sizes: of each text the number of its new tokens, and that of its prompt where a model may not read padding.
     """
-    for size in sorted({size for size in sizes if size[0]}):
-        numbers = [i for i, other in enumerate(sizes) if other == size]
-        yield from ((size[0], numbers[start : start + BATCH]) for start in range(0, len(numbers), BATCH))
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, size in enumerate(sizes):
+        alike[size].append(number)
+    for (new, _), numbers in sorted(alike.items()):
+        if new == 0:
+            continue
+        for start in range(0, len(numbers), BATCH):
+            yield new, numbers[start : start + BATCH]
 
 
 def until_end(new: list[int], ends: Sequence[int]) -> list[int]:
     """Return the new tokens of a row up to the first that ends it."""
-    last = next((i for i, token in enumerate(new) if token in ends), len(new))
-    return new[: last + 1]
+    for i, token in enumerate(new):
+        if token in ends:
+            return new[: i + 1]
+    return new
