@@ -26,7 +26,7 @@ from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import device_of, is_sharded, plain_copy, values_of
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+BELOW_FLOAT64 = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
 MOST_WINDOW = 2048  # tokens of a text that another architecture reads at once: logits of a large vocabulary take 1 GB
@@ -318,7 +318,7 @@ class Float64(TorchFunctionMode):
 
 
 def _widened(argument: Any) -> Any:
-    return torch.float64 if isinstance(argument, torch.dtype) and argument in NARROW else argument
+    return torch.float64 if isinstance(argument, torch.dtype) and argument in BELOW_FLOAT64 else argument
 
 
 def norm_sites(model: nn.Module) -> dict[str, NormSite]:

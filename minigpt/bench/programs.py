@@ -15,13 +15,13 @@ from minigpt.machine import settle_memory
 from minigpt.model import GPT2
 from minigpt.recipe import from_pretrained
 
-Prompts = list[list[int]]
+PromptTokens = list[list[int]]
 
 
 class Minigpt:
     """This project, in a dtype or in "int8"."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+    def __init__(self, folder: str, prompts: PromptTokens, kind: str, draft: str | None = None, room: int = 0) -> None:
         self.model, self.prompts, self.draft = open_model(folder, kind), prompts, draft
         self.decoding = path_of(self.model)
         self.drafted = self.accepted = 0
@@ -49,7 +49,7 @@ class Minigpt:
 class Transformers:
     """Hugging Face transformers with sdpa attention and its default cache."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+    def __init__(self, folder: str, prompts: PromptTokens, kind: str, draft: str | None = None, room: int = 0) -> None:
         from transformers import AutoModelForCausalLM
 
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
@@ -71,7 +71,7 @@ class Transformers:
 class Memory:
     """The limit: for each token it reads as many bytes as a step reads of weights, and computes nothing."""
 
-    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+    def __init__(self, folder: str, prompts: PromptTokens, kind: str, draft: str | None = None, room: int = 0) -> None:
         self.rows, self.step_bytes = len(prompts), weight_bytes(open_model(folder, kind))
         self.memory = torch.ones(self.step_bytes // 4)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.cases import gradients
-from minigpt.conformance.found import FEW, UNKNOWN, Mistake, Mistakes, Results, first_dtype, of_cases, of_numbers
+from minigpt.conformance.found import FEW, UNKNOWN, FoundMistake, Mistakes, Results, first_dtype, of_cases, of_numbers
 from minigpt.conformance.found import wrong_at as dtypes_of
 from minigpt.conformance.mistakes import BACKWARD, SUMS, deviation_of, slope, true_norm
 from minigpt.conformance.probes import LIMIT, PROBES, best, distance, of_probes, with_few
@@ -44,7 +44,7 @@ def _formulas(subject: Subject, dtype: torch.dtype, part: str) -> list[str]:
     return of_probes(by_probe)
 
 
-def _where(cases: Results, results: Results) -> Mistake:
+def _where(cases: Results, results: Results) -> FoundMistake:
     """Return at which inputs a gradient is wrong, if others are right, and else by how much."""
     every = [case for case in results if case.is_backward]
     pruned = [case for case in cases if case.value == PRUNED.name]
@@ -141,9 +141,9 @@ def multiplied(factor: float) -> str:
     for number, name in SIGNS.items():
         if abs(factor - number) < 1e-3:
             return name
-    return f"it is multiplied by {digits(factor)}"
+    return f"it is multiplied by {factor_digits(factor)}"
 
 
-def digits(factor: float) -> str:
+def factor_digits(factor: float) -> str:
     """Return a factor with the digits that tell it from 1."""
     return f"{factor:.3g}" if abs(factor - 1) > 0.01 else f"{factor:.6g}"

@@ -73,7 +73,7 @@ def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
     """Return what is wrong with a norm that failed some of these cases, most important first; at least one."""
     judged = set[str]().union(*(case.dtypes for case in results))
     diagnoses = []
-    for sentence, dtypes in mistakes_of(subject, results):
+    for sentence, dtypes in seen_mistakes(subject, results):
         if not dtypes or dtypes == judged:
             diagnoses.append(Diagnosis(sentence))
             continue
@@ -89,7 +89,7 @@ def _listed(dtypes: set[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def mistakes_of(subject: Subject, results: Results) -> Mistakes:
+def seen_mistakes(subject: Subject, results: Results) -> Mistakes:
     """Return the mistakes of a norm: of its calls, its outputs and its gradients, and what it raises."""
     wrong = [case for case in results if case.wrong_at]
     of_calls = _behaviours(wrong)

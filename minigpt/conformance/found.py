@@ -12,11 +12,11 @@ UNKNOWN = "no known mistake fits"
 NUMBERS = (Axis.WIDTH, Axis.ROWS, Axis.BATCH, Axis.SEQUENCE)
 
 Results = Sequence[CaseResult]
-Mistake = tuple[str, set[str]]  # a sentence, and the names of the dtypes that show it; none for all
-Mistakes = list[Mistake]
+FoundMistake = tuple[str, set[str]]  # a sentence, and the names of the dtypes that show it; none for all
+Mistakes = list[FoundMistake]
 
 
-def of_cases(sentence: str, cases: Results) -> Mistake:
+def of_cases(sentence: str, cases: Results) -> FoundMistake:
     """Return a mistake that these cases show, with the place that is wrong in their tensors."""
     places = [case.worst_measured.place for case in cases if case.worst_measured.place]
     if places:

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
-from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, Truth, Weights, gradient_truth, truth
+from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
@@ -136,7 +136,7 @@ class Built:
             calls.append((what, x.clone(), self(x).clone()))
         return [compare(what, y, *self.truth(x)) for what, x, y in calls]
 
-    def truth(self, x: Tensor, roundings: int | None = None) -> Truth:
+    def truth(self, x: Tensor, roundings: int | None = None) -> TrueValues:
         """Return the norm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
         bias = self.module.bias
         if self.rounds_row:  # the row, its product with the scale, and that plus the shift
@@ -144,7 +144,7 @@ class Built:
         rows = first_rows(x)
         return truth(rows, self.module.weight, bias, self.eps, centers=self.centers, roundings=roundings)
 
-    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, Truth]:
+    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, TrueValues]:
         """Return the gradients of that for an incoming ``dy``, by name."""
         rows = x[..., 0].numel()
         x, dy = first_rows(x), first_rows(dy)

@@ -130,7 +130,7 @@ ROW_KINDS = [
 # u, the unit roundoff, is the largest relative error of one rounding: half the distance from 1 to the next number
 
 
-class Precision(NamedTuple):
+class RequiredPrecision(NamedTuple):
     """The precision that a norm must have at one dtype of its input."""
 
     statistics: float  # u of the arithmetic inside a row
@@ -144,14 +144,14 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {  # half precision needs float32 inside: float16 ends at 65,504, and bfloat16 has 8 bits
-    torch.float64: Precision(2**-53, 2**-53, 2**-1022),
-    torch.float32: Precision(2**-24, 2**-24, 2**-126),
-    torch.float16: Precision(2**-24, 2**-11, 2**-24),
-    torch.bfloat16: Precision(2**-24, 2**-8, 2**-126),
+    torch.float64: RequiredPrecision(2**-53, 2**-53, 2**-1022),
+    torch.float32: RequiredPrecision(2**-24, 2**-24, 2**-126),
+    torch.float16: RequiredPrecision(2**-24, 2**-11, 2**-24),
+    torch.bfloat16: RequiredPrecision(2**-24, 2**-8, 2**-126),
 }
 
 
-class Truth(NamedTuple):
+class TrueValues(NamedTuple):
     """A norm or a gradient of it, and the largest error of a correct one, by element; float64 on the CPU."""
 
     values: Float[Tensor, "*dims"]
@@ -166,7 +166,7 @@ def truth(
     *,
     centers: bool = True,
     roundings: int | None = None,
-) -> Truth:
+) -> TrueValues:
     """Return LayerNorm (arXiv 1607.06450, equations 3 and 4) of ``x``, and the bound for a correct norm.
 
     The numbers of ``x`` are taken as exact. The bound follows the conditioning: a row whose values reach ``K``
@@ -191,7 +191,7 @@ def truth(
     else:
         u = precision.result * (1 + 4 * precision.result)
         rounding = u * ((roundings or 3) * scaled.abs() + shift.abs())
-    return Truth(scaled + shift, error + rounding)
+    return TrueValues(scaled + shift, error + rounding)
 
 
 def gradient_truth(
@@ -202,7 +202,7 @@ def gradient_truth(
     *,
     centers: bool = True,
     rows: int | None = None,
-) -> dict[str, Truth]:
+) -> dict[str, TrueValues]:
     """Return the gradients of "input", "weight" and "bias" for an incoming ``dy``.
 
     With g = dy * weight and s the standardized row, the gradient of the input is
@@ -251,7 +251,7 @@ def gradient_truth(
             off[name] = off[name] + _half_step(true[name], off[name], precision.result)
         for name, each in terms.items():
             off[name] = off[name] + 3 * precision.result * each
-    return {name: Truth(true[name], off[name]) for name in true}
+    return {name: TrueValues(true[name], off[name]) for name in true}
 
 
 def sum_growth(terms: int, *, repeated: bool = False) -> float:

@@ -17,7 +17,7 @@ from minigpt.judge.precision import precision_of
 from minigpt.report.diagnosis import NEAR
 from minigpt.report.fields import MOST_NOISE, Diagnosed, noise_ratio
 
-ROWS = 16  # of the beginning of a text on which every mistake is tried
+SCREEN_ROWS = 16  # of the beginning of a text on which every mistake is tried
 MOST_COLUMNS = 4096  # logits of a position that are compared there
 SLACK = 1.5  # the noise of one text may be so many times that of all
 INVISIBLE = 0.1  # of the noise floor: a mistake that does less cannot be seen
@@ -27,7 +27,7 @@ FITTED = 2  # nearest mistakes on top of which the logits are changed or fitted
 PAIR_WORK = 1e11  # weights times tokens times pairs of the nearest mistakes
 MOST_FIRST = 5  # nearest mistakes with which others are tried
 ADDED = 24  # others with each, and pairs of all, whose effects add up to the error best
-SMALLEST, LARGEST = 1 / 8, 50.0  # effect of a second mistake alone, over what the first one leaves
+SMALLEST_EFFECT, LARGEST_EFFECT = 1 / 8, 50.0  # effect of a second mistake alone, over what the first one leaves
 HALF = 0.5  # a second mistake must bring the distance below this share
 APART = 0.05  # of the noise floor: predictions that are closer are one
 TIED = 0.2  # of the way to another prediction: the program may as well be there
@@ -119,7 +119,7 @@ def _rms(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-class Diagnosis:
+class MistakeSearch:
     """A search for the mistakes that give a program's logits.
 
     Args:
@@ -137,7 +137,7 @@ class Diagnosis:
         self.network, self.texts, self.noise, self.say = network, texts, noise, say
         self.weights, self.longer = weights, longer
         self.table = list(table)
-        self.screen = Screen(network, texts[0], min(ROWS, texts[0].ids.shape[1]))
+        self.screen = Screen(network, texts[0], min(SCREEN_ROWS, texts[0].ids.shape[1]))
         self.right = Prediction((), texts, [text.truth for text in texts])
         self.predictions: dict[tuple[Mistake, ...], Prediction] = {(): self.right}
         self.own_noises: dict[tuple[Mistake, ...], float] = {}
@@ -248,7 +248,7 @@ class Diagnosis:
     def _may_leave(self, mistake: Mistake, distance: float) -> bool:
         """Return whether a mistake's effect is about as large as a distance."""
         size = _rms(self.screen.effects[mistake])
-        return distance * SMALLEST <= size <= distance * LARGEST
+        return distance * SMALLEST_EFFECT <= size <= distance * LARGEST_EFFECT
 
     def _distance_of(self, mistakes: tuple[Mistake, ...]) -> float:
         return self.screen.distance(*mistakes)

@@ -30,7 +30,7 @@ ABOUT = (
     "output with a constant deviation."
 )
 SHADES = "A stronger colour is a larger number, on a logarithmic scale."
-MAPS: tuple[tuple[str, str, str, Form], ...] = (  # a field, its title, what it is, and its form
+SITE_MAPS: tuple[tuple[str, str, str, Form], ...] = (  # a field, its title, what it is, and its form
     ("deviation", "Deviation", "the mean deviation of a row, which LayerNorm divides by", brief),
     ("mean_share", "The mean's share", "the mean's part in a row's mean square, which RMSNorm leaves in", percent),
     ("unexplained", "Lost by freezing", "the share of the output that a constant deviation does not explain", percent),
@@ -177,7 +177,7 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
     """Return the table of the sites, and a map of them for each quantity, which only the page draws."""
     figures = [vars(site) for site in sites]
     parts: list[Part] = []
-    for key, title, caption, form in MAPS:
+    for key, title, caption, form in SITE_MAPS:
         maps = Maps(figures, {key: caption}, form)
         parts.append(Part(key, title, SHADES, drawing="maps", data=maps, brief=0))
     heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.host import Shape
-from minigpt.judge.diagnose import Diagnosis, Noise
+from minigpt.judge.diagnose import MistakeSearch, Noise
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.precision import precision_of
@@ -106,7 +106,7 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
         return own_noise(network, mistakes, texts)
 
     noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.precisions, own)
-    return Diagnosis(network, mistakes_of(network.model), texts, longer, noise, weights, say).find()
+    return MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say).find()
 
 
 OwnNoise = Callable[[Network, Sequence[Mistake], Sequence[Text]], float]

@@ -19,7 +19,7 @@ from minigpt.judge.reference import Reference
 from minigpt.precision import dtype_name
 from minigpt.report.fields import Precision
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OTHER_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WORK = 1e10  # weights times tokens that are read, but for the first prompt
 MOST_WORK = 1e11  # of the first prompt, if that is read without being asked
 
@@ -43,7 +43,7 @@ def read_in_other_dtypes(
     logits: dict[str, list[Tensor]] = {}
     if weights * len(prompts[0].ids) > MOST_WORK:
         return logits
-    for other in DTYPES:
+    for other in OTHER_DTYPES:
         if other == dtype:
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype

@@ -27,7 +27,7 @@ from minigpt.precision import dtype_name, resolve_dtype
 from minigpt.tokenizer import Tokenizer
 
 VERSION = 6  # of the file
-PLAIN = (  # fields of a truth that JSON holds as they are
+PLAIN_FIELDS = (  # fields of a truth that JSON holds as they are
     "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
     "blocks", "embedding", "kept", "precisions",
 )  # fmt: skip
@@ -82,7 +82,7 @@ def tensors_of(truth: Truth) -> dict[str, Tensor]:
 
 def metadata_of(truth: Truth) -> dict[str, Any]:
     """Return what a truth holds beside its tensors, in JSON's own types."""
-    state: dict[str, Any] = {name: getattr(truth, name) for name in PLAIN}
+    state: dict[str, Any] = {name: getattr(truth, name) for name in PLAIN_FIELDS}
     norms = {}
     for site, norm in truth.norms.items():
         if norm.module is None:
@@ -181,7 +181,7 @@ def truth_of(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
         floor=floor_of(state),
         bitwise_error=Distance(*state["distances"]["bitwise_error"]),
         gradients=gradients or None,
-        **{name: state[name] for name in PLAIN},
+        **{name: state[name] for name in PLAIN_FIELDS},
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-NARROW = (torch.bfloat16, torch.float16)  # the coarser one first
+STORED_DTYPES = (torch.bfloat16, torch.float16)  # the coarser one first
 
 
 class Error(Protocol):
@@ -33,7 +33,7 @@ class Stored(Generic[E]):
 
     def __init__(self, dtype: torch.dtype, error: Callable[[], E]) -> None:
         self.errors: dict[torch.dtype, E] = {}
-        for narrow in NARROW:
+        for narrow in STORED_DTYPES:
             if torch.finfo(narrow).eps > torch.finfo(dtype).eps:
                 self.errors[narrow] = error()
 

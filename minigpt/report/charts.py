@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of its lines
 MOST_TICKS = 7
 MOST_ACROSS = 12  # blocks in a row of a map
 
-Row = Mapping[str, Any]  # of a list of the report
+ChartRow = Mapping[str, Any]  # of a list of the report
 
 
 class LogScale:
@@ -64,12 +64,12 @@ class Band(NamedTuple):
     """Some blocks of a map: their numbers, and for each norm of a block its name and the sites across."""
 
     blocks: list[str]
-    rows: list[tuple[str, list[Row | None]]]
+    rows: list[tuple[str, list[ChartRow | None]]]
 
 
-def site_map(sites: Sequence[Any]) -> tuple[list[Band], list[Row]]:
+def site_map(sites: Sequence[Any]) -> tuple[list[Band], list[ChartRow]]:
     """Place sites by the number in their path: blocks across, in bands; and return those that stand in no block."""
-    blocks: dict[str, dict[str, Row]] = {}
+    blocks: dict[str, dict[str, ChartRow]] = {}
     names: dict[str, None] = {}  # of the norms in a block, in their order
     apart = []
     for site in sites:
@@ -114,7 +114,7 @@ class Chart(NamedTuple):
     errors: list[tuple[float, str]]
 
 
-def depth_charts(dtype: str, blocks: Sequence[Row], sites: Sequence[Row]) -> list[Chart]:
+def depth_charts(dtype: str, blocks: Sequence[ChartRow], sites: Sequence[ChartRow]) -> list[Chart]:
     """Draw the errors after each block and of each norm's output, both on one scale."""
     panels = (
         ("The residual stream after each block", "block", "error", blocks),

@@ -15,7 +15,7 @@ from minigpt.report.numerals import brief, count, digits, percent, precise, time
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
-NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
+BLOCK_NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
 
 Form = Callable[[float | None], str]  # formats a number
 
@@ -571,7 +571,7 @@ def places(figures: ParityFigures) -> list[NormSiteError]:
     for block in figures.blocks:
         rows.append(NormSiteError(block.block, None, block.error, block.noise, False))
     first = 0
-    while first < len(rows) and not NUMBER.search(rows[first].site):  # norms of the embedding go before
+    while first < len(rows) and not BLOCK_NUMBER.search(rows[first].site):  # norms of the embedding go before
         first += 1
     if first == len(rows):
         first = 0
@@ -580,7 +580,7 @@ def places(figures: ParityFigures) -> list[NormSiteError]:
 
 def depth(row: NormSiteError) -> float:
     """Return the number of the block that a norm or block is in, or is; infinite for none."""
-    number = NUMBER.search(row.site)
+    number = BLOCK_NUMBER.search(row.site)
     return int(number[1]) if number else math.inf
 
 

@@ -11,7 +11,7 @@ from minigpt.errors import listing
 from minigpt.report import charts, overview, parts
 from minigpt.report.fields import MOST_NOISE, ParityFields
 from minigpt.report.numerals import brief
-from minigpt.report.parts import Number, Part, Tile
+from minigpt.report.parts import KeyFigure, Number, Part
 
 VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
@@ -33,7 +33,7 @@ class Sheet(NamedTuple):
     subject: str = ""
     about: str = ""
     sentences: Sequence[str] = ()
-    tiles: Sequence[Tile] = ()
+    tiles: Sequence[KeyFigure] = ()
     summary: str = ""
 
 

@@ -29,12 +29,12 @@ WHY_MISSING = {
     "tokens one by one": "the candidate takes no cache of transformers, so it reads whole texts only",
     "gradients": "the candidate has none for the original's Parameters",
 }
-BUILT_IN = "These figures depend on the text. The built-in texts are short; --text FILE decides on yours."
-BUILT_IN_OF_DEMO = (
+ABOUT_BUILT_IN = "These figures depend on the text. The built-in texts are short; --text FILE decides on yours."
+ABOUT_BUILT_IN_OF_DEMO = (
     "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
     "so that a change shows; --text FILE decides on yours."
 )
-FEW = 5  # rows of a long table that a terminal shows
+FEW_ROWS = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
 HEADINGS = {
     "PASS": ("Parity holds", "Within the budget"),
@@ -50,7 +50,7 @@ MAPS = {
 def about_built_in(report: ParityFields) -> str:
     """Return a sentence on the built-in texts, which were written for the demo and which any other model reads too."""
     original = report.against or report.model
-    return BUILT_IN_OF_DEMO if original == "demo" else BUILT_IN
+    return ABOUT_BUILT_IN_OF_DEMO if original == "demo" else ABOUT_BUILT_IN
 
 
 class Number(NamedTuple):
@@ -69,7 +69,7 @@ class Number(NamedTuple):
 
 
 Cell = Number | str | None  # None: it was not measured
-Tile = tuple[str, Number, str]
+KeyFigure = tuple[str, Number, str]
 
 
 class Part(NamedTuple):
@@ -162,7 +162,7 @@ def sentences(report: ParityFields) -> list[str]:
     return lines + _next_step(report)
 
 
-def tiles(report: ParityFields) -> list[Tile]:
+def tiles(report: ParityFields) -> list[KeyFigure]:
     """Return the most important figures: a name, a number, and what stands beside it."""
     logits, distribution, greedy = report.logits, report.distribution, report.greedy
     if report.outcome == "DIFFERENT":
@@ -343,7 +343,7 @@ def _sites(report: ParityFields, sites: Sequence[NormSiteError]) -> Part:
     charts = depth_charts(report.dtype, [finite(vars(block)) for block in report.blocks], drawn)
     maps = Maps(drawn, titles_of_maps, partial(brief, digits=2), charts)
     about = f"{_beginnings(report)}Relative RMS errors; where they grow most comes first."
-    return Part("sites", "Where it happens", about, heads, most_first, FEW, "maps", maps)
+    return Part("sites", "Where it happens", about, heads, most_first, FEW_ROWS, "maps", maps)
 
 
 def _or_zero(x: float | None) -> float:
@@ -386,7 +386,7 @@ def _beginnings(report: ParityFields) -> str:
 def _gradients(report: ParityFields, gradients: Sequence[fields.GradientError]) -> Part:
     rows = [(row.parameter, *cells(fields.GradientError, row)) for row in gradients]
     sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
-    return Part("gradients", "Gradients", sentence, ("gradient of", *titles(fields.GradientError)), rows, FEW)
+    return Part("gradients", "Gradients", sentence, ("gradient of", *titles(fields.GradientError)), rows, FEW_ROWS)
 
 
 def _removal(report: ParityFields, removal: fields.Removal) -> Part:
@@ -403,7 +403,9 @@ def _removal(report: ParityFields, removal: fields.Removal) -> Part:
 def _sensitivity(report: ParityFields, sensitivity: Sequence[fields.SiteChange]) -> Part:
     rows = [(row.site, *cells(fields.SiteChange, row)) for row in sensitivity]
     sentence = "How far each site, swapped alone, moves the logits."
-    return Part("sensitivity", "Which sites matter", sentence, ("site", *titles(fields.SiteChange)), rows, FEW, bars=1)
+    return Part(
+        "sensitivity", "Which sites matter", sentence, ("site", *titles(fields.SiteChange)), rows, FEW_ROWS, bars=1
+    )
 
 
 def explained(site: fields.SiteFit) -> float:

@@ -26,7 +26,7 @@ from minigpt.offload import assign, plain_copy
 from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, require_own_parameters, share
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
-MOST_ROWS = 16  # of a text, each as long as the context
+MOST_FIT_ROWS = 16  # of a text, each as long as the context
 SCAN = [2.0**power for power in range(-8, 5)]  # factors that a single number is tried with
 SCAN_TOKENS = 1024
 
@@ -156,7 +156,7 @@ def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[
         raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens, got {len(ids)}")
     host = host_of(model)
     length = min(len(ids), host.shape.window)
-    rows = torch.tensor(ids[: min(len(ids) // length, MOST_ROWS) * length]).view(-1, length)
+    rows = torch.tensor(ids[: min(len(ids) // length, MOST_FIT_ROWS) * length]).view(-1, length)
     return rows.to(host.device)
 
 

@@ -29,7 +29,7 @@ from minigpt.offload import (
     values_of,
 )
 
-EPS = 1e-5  # of a site that has none
+DEFAULT_EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
 IN_WRAPPER = re.compile(r"\.(original_module|base_layer|(modules_to_save|ln_tuning_layers)\.[^.]+)$")  # of PEFT
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
@@ -227,7 +227,7 @@ def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collectio
     """Return a new norm for the site of ``old``, with a shift if that has one, and the site's eps."""
     site, parameters = host.site_of(old), originals(old)
     has_shift = "bias" in parameters or ("weight" not in parameters and site.kind != "rms_norm")
-    eps = EPS if site.eps is None else site.eps
+    eps = DEFAULT_EPS if site.eps is None else site.eps
     new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
     if site.adds_one and isinstance(new, AdaptedNorm):
         raw = norms.build_raw(norm, site.width, eps=eps, bias=has_shift)
@@ -261,7 +261,7 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
         _take_constants(new, old)
         if site.adds_one and not record.adds_one and isinstance(getattr(new, "weight", None), nn.Parameter):
             record.notes += ("the sites multiply by 1 + weight; the new norms are given that sum",)
-            new = OnePlusNorm(new, new.get_parameter("weight"), EPS if site.eps is None else site.eps)
+            new = OnePlusNorm(new, new.get_parameter("weight"), DEFAULT_EPS if site.eps is None else site.eps)
             setattr(new, ATTRIBUTE, record)
         return new.train(old.training)
 

@@ -11,7 +11,7 @@ from helpers import random_ids, small_model
 from torch import Tensor
 
 import minigpt
-from minigpt.judge.diagnose import Diagnosis, Noise
+from minigpt.judge.diagnose import MistakeSearch, Noise
 from minigpt.judge.evidence import Network, Text
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
@@ -86,7 +86,7 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
     noise = Noise(1e-6, 1.0, {}, lambda mistakes: 0.0)
     network = Network(model, lambda ids: model(ids)[0], model.config.n_positions)
     text = Text(ids, truth + torch.randn_like(truth), truth)
-    search = Diagnosis(network, mistakes_of(model), [text], lambda: [], noise, 1, lambda step: None)
+    search = MistakeSearch(network, mistakes_of(model), [text], lambda: [], noise, 1, lambda step: None)
     moving = [mistake for mistake in search.table if mistake.moves_blocks]
     assert len(moving) > 3
     for mistake in (*moving, search.table[0]):

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.mistake import Mistake, Swaps, same
+from minigpt.judge.mistakes.mistake import Mistake, Swaps, as_given
 
 Heads = Float[Tensor, "batch heads seq head"]
 Scores = Float[Tensor, "batch heads seq seq"]
@@ -77,11 +77,11 @@ def merge(y: Heads) -> Mixed:
 
 STEPS: dict[str, Callable[..., Any]] = {
     "split": split,
-    "hold": same,
+    "hold": as_given,
     "score": score,
     "hide": hide,
     "weigh": partial(torch.softmax, dim=-1),
-    "finish": same,
+    "finish": as_given,
     "merge": merge,
 }
 

@@ -17,7 +17,7 @@ EXACT = ("gelu",)
 TANH = ("gelu_new", "gelu_pytorch_tanh")
 
 
-class Block(nn.Module):
+class ReorderedBlock(nn.Module):
     """A block whose parts are put together in another way.
 
     Args:
@@ -132,7 +132,7 @@ def blockwise(words: str, step: Step) -> Mistake:
     """Return a mistake that puts the parts of every block together in another way."""
 
     def put(model: Any, swaps: Swaps) -> None:
-        blocks = [Block(block, step) for block in model.h]
+        blocks = [ReorderedBlock(block, step) for block in model.h]
         swaps.set(model, "h", nn.ModuleList(blocks))
 
     return Mistake(words, put)

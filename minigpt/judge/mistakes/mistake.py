@@ -38,7 +38,7 @@ def nothing(model: Any, swaps: Swaps) -> None:
     """Leave a model as it is: the mistake is outside of it."""
 
 
-def same(x: Tensor) -> Tensor:
+def as_given(x: Tensor) -> Tensor:
     """Return what is given."""
     return x
 
@@ -62,8 +62,8 @@ class Mistake:
 
     words: str
     put: Put = nothing
-    ids: OfIds = same
-    logits: OfLogits = same
+    ids: OfIds = as_given
+    logits: OfLogits = as_given
     is_causal: bool = True
     family: str = ""
     error: float = 0.0
@@ -73,4 +73,4 @@ class Mistake:
     @property
     def is_outside(self) -> bool:
         """True if it changes the logits alone, so that the model need not compute again."""
-        return self.put is nothing and self.ids is same
+        return self.put is nothing and self.ids is as_given

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from minigpt.host import Host, host_of
 from minigpt.judge.mistakes.mistake import Mistake, Swaps
 
-EPSILONS = (1e-3, 1e-4, 1e-6, 1e-8, 1e-12, 0.0)
+OTHER_EPSILONS = (1e-3, 1e-4, 1e-6, 1e-8, 1e-12, 0.0)
 
 
-class Norm(nn.Module):
+class NormBySteps(nn.Module):
     """LayerNorm or RMSNorm in steps. A mistake replaces one of them, and a second mistake another one.
 
     Args:
@@ -111,7 +111,7 @@ def early_shift(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor
     return affine(affine(y, None, bias), weight, None)
 
 
-RIGHT: dict[str, dict[str, Any]] = {  # by the kind of a norm
+RIGHT_STEPS: dict[str, dict[str, Any]] = {  # by the kind of a norm
     "layer_norm": {"center": centred, "spread": mean_square, "divide": under_root, "affine": affine},
     "rms_norm": {"center": not_centred, "spread": mean_square, "divide": under_root, "affine": affine},
 }
@@ -120,15 +120,15 @@ RIGHT: dict[str, dict[str, Any]] = {  # by the kind of a norm
 # The table
 
 
-def stepped(host: Host, norm: nn.Module, steps: Mapping[str, Any]) -> Norm:
+def stepped(host: Host, norm: nn.Module, steps: Mapping[str, Any]) -> NormBySteps:
     """Return a norm of a host with these steps in place of its own."""
-    if isinstance(norm, Norm):
-        return Norm(norm, steps)
+    if isinstance(norm, NormBySteps):
+        return NormBySteps(norm, steps)
     site = host.site_of(norm)
-    own = {**RIGHT[site.kind], "eps": site.eps}
+    own = {**RIGHT_STEPS[site.kind], "eps": site.eps}
     if site.adds_one:
         own["affine"] = one_more
-    return Norm(norm, {**own, **steps})
+    return NormBySteps(norm, {**own, **steps})
 
 
 def replace_norms(model: nn.Module, swaps: Swaps, sites: list[str], steps: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ def replace_norms(model: nn.Module, swaps: Swaps, sites: list[str], steps: Mappi
         owner, _, name = site.rpartition(".")
         parent = host.root.get_submodule(owner)
         norm = getattr(parent, name)
-        if isinstance(norm, Norm) or host.site_of(norm).kind in RIGHT:
+        if isinstance(norm, NormBySteps) or host.site_of(norm).kind in RIGHT_STEPS:
             swaps.set(parent, name, stepped(host, norm, steps))
 
 
@@ -166,7 +166,7 @@ def norms_at(words: str, sites: list[str], steps: Mapping[str, Any], family: str
 
 def formulas(kind: str, eps: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield wrong formulas of a kind of norm, in words and steps."""
-    for other in EPSILONS:
+    for other in OTHER_EPSILONS:
         if other and other != eps:
             yield f"eps {other:g} in place of {eps:g}", {"eps": other}
     yield "no eps", {"eps": 0.0}
@@ -193,7 +193,7 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
     known = {}
     for site, norm in host.norms().items():
         found = host.site_of(norm)
-        if found.kind in RIGHT:
+        if found.kind in RIGHT_STEPS:
             known[site] = found
     if not known:
         return

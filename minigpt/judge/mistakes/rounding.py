@@ -15,7 +15,7 @@ from minigpt.judge.mistakes.mistake import Mistake, Swaps
 from minigpt.judge.mistakes.weights import LAYERS
 
 Rounds = Callable[[Tensor], Tensor]
-BLOCK = 32  # numbers that share a scale in GGML's Q8_0 and Q4_0
+BLOCK_SIZE = 32  # numbers that share a scale in GGML's Q8_0 and Q4_0
 ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7, "int4": 2.0**-3}  # relative, of one number
 
 
@@ -32,8 +32,8 @@ def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
 
 def in_blocks(x: Tensor) -> Tensor:
     """Return a view (..., blocks, 32) of rows; the last block is filled with zeros."""
-    missing = -x.shape[-1] % BLOCK
-    return nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, BLOCK))
+    missing = -x.shape[-1] % BLOCK_SIZE
+    return nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, BLOCK_SIZE))
 
 
 def q8_0(x: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ def round_vectors(model: Any, swaps: Swaps, rounds: Rounds) -> None:
                 swaps.parameter(module, name, rounds(parameter))
 
 
-Part = Callable[[Any, Swaps, Rounds], None]
-SCOPES: dict[str, tuple[Part, ...]] = {
+RoundPart = Callable[[Any, Swaps, Rounds], None]
+SCOPES: dict[str, tuple[RoundPart, ...]] = {
     "all weights": (round_layers, round_embedding, round_positions, round_vectors),
     "the blocks' matrices": (round_layers,),
     "the matrices of blocks and head": (round_layers, round_head),
@@ -103,7 +103,7 @@ SCOPES: dict[str, tuple[Part, ...]] = {
 }
 
 
-def rounding(words: str, scope: str, rounds: Rounds, error: float) -> Mistake:
+def rounded_scope(words: str, scope: str, rounds: Rounds, error: float) -> Mistake:
     """Return the mistake of rounded weights."""
 
     def put(model: Any, swaps: Swaps) -> None:
@@ -154,7 +154,7 @@ def rounded_weights() -> Iterator[Mistake]:
             is_whole = scope == "all weights"
             if is_whole and error > ERRORS["bfloat16"]:
                 continue  # nobody rounds biases to integers
-            yield rounding(f"{scope} rounded to {form}", scope, rounds, error)
+            yield rounded_scope(f"{scope} rounded to {form}", scope, rounds, error)
 
 
 def rounded_matrices() -> Iterator[Mistake]:

@@ -201,7 +201,7 @@ def last_alone(logits: Tensor) -> Tensor:
     return logits[-1:].expand_as(logits)
 
 
-def times(logits: Tensor, factor: float) -> Tensor:
+def scaled_logits(logits: Tensor, factor: float) -> Tensor:
     return factor * logits
 
 
@@ -220,8 +220,8 @@ def wrong_logits(width: int) -> Iterator[Mistake]:
     yield Mistake("the last position's logits at every position", logits=last_alone, is_causal=False)
     yield Mistake("logits shifted by one id: each belongs to the id below", logits=partial(rolled, by=1))
     yield Mistake("logits shifted by one id: each belongs to the id above", logits=partial(rolled, by=-1))
-    yield Mistake("logits divided by sqrt(n_embd)", logits=partial(times, factor=width**-0.5))
-    yield Mistake("logits multiplied by sqrt(n_embd)", logits=partial(times, factor=width**0.5))
+    yield Mistake("logits divided by sqrt(n_embd)", logits=partial(scaled_logits, factor=width**-0.5))
+    yield Mistake("logits multiplied by sqrt(n_embd)", logits=partial(scaled_logits, factor=width**0.5))
     yield Mistake("logits capped by tanh at 30", logits=partial(capped, most=30.0))
     yield Mistake("logits with the wrong sign", logits=torch.neg)
 
@@ -238,7 +238,7 @@ def biased(logits: Tensor, theirs: Tensor) -> Tensor:
     return logits + (theirs - logits).mean(0)
 
 
-def multiplied(logits: Tensor, theirs: Tensor) -> Tensor:
+def best_multiple(logits: Tensor, theirs: Tensor) -> Tensor:
     """Multiply by the number that fits best."""
     return logits * (theirs * logits).sum() / logits.square().sum()
 
@@ -248,4 +248,4 @@ def unknown_logits() -> Iterator[Mistake]:
     added = "numbers added to the logits"  # one constant for all is both
     yield Mistake("all logits of a position shifted by one constant", fit=shifted, family=added)
     yield Mistake("a head with a bias", fit=biased, family=added)
-    yield Mistake("logits multiplied by a constant", fit=multiplied)
+    yield Mistake("logits multiplied by a constant", fit=best_multiple)

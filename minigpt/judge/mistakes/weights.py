@@ -34,7 +34,7 @@ def reshaped(weight: Tensor) -> Tensor:
     return weight.reshape(outputs, inputs).T.contiguous()
 
 
-def transposed(weight: Tensor) -> Tensor:
+def transposed_weight(weight: Tensor) -> Tensor:
     return weight.T.contiguous()
 
 
@@ -59,10 +59,10 @@ def wrong_biases() -> Iterator[Mistake]:
 
 def wrong_transposes(config: Any) -> Iterator[Mistake]:
     """Yield matrices that are read the wrong way round where their shape allows it."""
-    yield altering("attn.c_proj not transposed", LAYERS[1:2], "weight", transposed)
+    yield altering("attn.c_proj not transposed", LAYERS[1:2], "weight", transposed_weight)
     if config.inner_size == config.n_embd:
-        yield altering("mlp.c_fc not transposed", LAYERS[2:3], "weight", transposed)
-        yield altering("mlp.c_proj not transposed", LAYERS[3:], "weight", transposed)
+        yield altering("mlp.c_fc not transposed", LAYERS[2:3], "weight", transposed_weight)
+        yield altering("mlp.c_proj not transposed", LAYERS[3:], "weight", transposed_weight)
     for layer in (LAYERS[0], *LAYERS[2:]):
         yield altering(f"{layer} reshaped in place of transposed", [layer], "weight", reshaped)
     yield altering("every matrix reshaped in place of transposed", LAYERS, "weight", reshaped)
