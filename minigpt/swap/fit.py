@@ -5,7 +5,7 @@ B batch, T tokens, C embedding.
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -76,15 +76,17 @@ def fit_norms(
             LayerNorm in the checkpoint itself. Nothing has been changed then.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
-    host, chosen = host_with_norms(model), match_sites(model, sites)
+    host = host_with_norms(model)
+    chosen = match_sites(model, sites)
     check_ids("input_ids", input_ids)
-    if input_ids.numel() < LEAST_TOKENS or input_ids.shape[1] < 2:
+    seq = input_ids.shape[1]
+    if input_ids.numel() < LEAST_TOKENS or seq < 2:
         raise NormError(
             f"the text must have at least {LEAST_TOKENS} tokens to fit norms on, in rows of 2 or more, "
             f"got {tuple(input_ids.shape)}"
         )
     check_known(input_ids, len(host.weight))
-    check_context(None, None, input_ids.shape[1], input_ids.shape[1], host.shape.n_positions)
+    check_context(None, None, seq, seq, host.shape.n_positions)
     present = {site: unwrapped(model.get_submodule(site)) for site in chosen}
     swapped = [site for site, norm in present.items() if _was_swapped(norm)]
     targets: dict[str, nn.Module] = {}
@@ -92,9 +94,12 @@ def fit_norms(
         require_own_parameters(site, norm, host)
         if site in swapped or not swapped or host.site_of(norm).kind != "other":
             targets[site] = original_norm(norm, model)
-    fits = fit_to(model, input_ids, targets)
-    own = [site for site, fit in fits.items() if swapped and site not in swapped and fit.before == fit.after]
-    return {site: fit for site, fit in fits.items() if site not in own}
+    fits: dict[str, Explained] = {}
+    for site, fit in fit_to(model, input_ids, targets).items():
+        is_own = site not in swapped and fit.before == fit.after
+        if not (swapped and is_own):
+            fits[site] = fit
+    return fits
 
 
 def _was_swapped(norm: nn.Module) -> bool:
@@ -108,10 +113,12 @@ def fit_to(
     model: nn.Module, input_ids: Int[Tensor, "batch seq"], targets: Mapping[str, nn.Module]
 ) -> dict[str, Explained]:
     """Fit the norms at the sites of ``targets`` to the norms that it holds. Arguments are not checked."""
-    present = {site: model.get_submodule(site) for site in targets}
-    norms = {site: unwrapped(norm) for site, norm in present.items()}
+    present: dict[str, nn.Module] = {}
+    fittings: dict[str, Fitting] = {}
+    for site, target in targets.items():
+        present[site] = model.get_submodule(site)
+        fittings[site] = Fitting(site, unwrapped(present[site]), target)
     modes = [(part, part.training) for part in model.modules()]
-    fittings = {site: Fitting(site, norm, targets[site]) for site, norm in norms.items()}
     try:
         install(model, fittings)
         model.train(False)
@@ -121,15 +128,21 @@ def fit_to(
         install(model, present)
         for part, mode in modes:
             part.training = mode
-    off = [site for site, fitting in fittings.items() if fitting.explained is None]
-    if off and len(off) == len(fittings):
+    fits: dict[str, Explained] = {}
+    off: list[str] = []
+    for site, fitting in fittings.items():
+        if fitting.explained is None:
+            off.append(site)
+        else:
+            fits[site] = fitting.explained
+    if off and not fits:
         raise NormError(f"the model does not run {listing(off)}, so nothing is fitted; is its adapter off?")
     if off:
         logging.getLogger("minigpt").warning("the model does not run %s, so nothing is fitted there", listing(off))
-    for site, fitting in fittings.items():
+    for fitting in fittings.values():
         if fitting.trial is not None:
-            _adopt(norms[site], fitting.trial)
-    return {site: fitting.explained for site, fitting in fittings.items() if fitting.explained is not None}
+            _adopt(fitting.norm, fitting.trial)
+    return fits
 
 
 def fit_on_text(
@@ -151,12 +164,14 @@ def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[
         GenerationError: if the file cannot be read.
         NormError: if it has fewer than 64 tokens.
     """
-    ids = tokenizer.encode(read_text(Path(file), GenerationError))
+    text = read_text(Path(file), GenerationError)
+    ids = tokenizer.encode(text)
     if len(ids) < LEAST_TOKENS:
         raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens, got {len(ids)}")
     host = host_of(model)
     length = min(len(ids), host.shape.window)
-    rows = torch.tensor(ids[: min(len(ids) // length, MOST_FIT_ROWS) * length]).view(-1, length)
+    count = min(len(ids) // length, MOST_FIT_ROWS)
+    rows = torch.tensor(ids[: count * length]).view(count, length)
     return rows.to(host.device)
 
 
@@ -167,19 +182,25 @@ class Fitting(nn.Module):
 
     def __init__(self, site: str, norm: nn.Module, original: nn.Module) -> None:
         super().__init__()
-        self.norm, self.original = norm, original
+        self.norm = norm
+        self.original = original
         inner = inner_norm(norm)
-        self.title = f"{site} ({title(inner.norm if isinstance(inner, AdaptedNorm) else inner)})"
+        if isinstance(inner, AdaptedNorm):
+            inner = inner.norm
+        self.title = f"{site} ({title(inner)})"
         self.trial: nn.Module | None = None  # a fitted copy of the norm, if it was fitted
 
     def forward(self, x: Float[Tensor, "batch seq *row"]) -> Float[Tensor, "batch seq *row"]:
+        wide = torch.promote_types(x.dtype, torch.float32)
         with naming(self.norm):
-            return self._fit(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+            output = self._fit(x.to(wide))
+        return output.to(x.dtype)
 
     def _fit(self, x: Float[Tensor, "batch seq *row"]) -> Float[Tensor, "batch seq *row"]:
         """Fit a copy of the norm; return its output for ``x``."""
         trial = plain_norm(plain_copy(self.norm)).to(x.dtype)
-        target = copy.deepcopy(self.original).to(x.dtype)(x)
+        original = copy.deepcopy(self.original).to(x.dtype)
+        target = original(x)
         if isinstance(trial, FrozenLayerNorm):
             trial.is_first = None  # of the rows that were read before
             if trial.calibration is None:
@@ -189,28 +210,48 @@ class Fitting(nn.Module):
         if _equals(present, target, 8 * torch.finfo(x.dtype).eps):
             self.explained = Explained(before, before)  # it is the original norm
             return present
-        if name := record_of(self.norm).trained:
+        trained = record_of(self.norm).trained
+        if trained:
             raise NormError(
-                f"{self.title} cannot be fitted: the checkpoint has {name} there, and no LayerNorm to fit to"
+                f"{self.title} cannot be fitted: the checkpoint has {trained} there, and no LayerNorm to fit to"
             )
-        if not _equals(trial(x[-1:, :2].clone()), present[-1:, :2], 1e-3):
+        alone = trial(x[-1:, :2].clone())  # two tokens without the others
+        if not _equals(alone, present[-1:, :2], 1e-3):
             raise NormError(f"{self.title} cannot be fitted: its output depends on the batch or is not finite")
         if isinstance(trial, FrozenLayerNorm):
             trial.calibrate(x)
-        parameters = {name: parameter for name, parameter in trial.named_parameters() if parameter.is_floating_point()}
-        if not parameters:
-            raise NormError(f"{self.title} has no Parameters to fit; keep its scale and shift")
-        affine = _affine_of(trial)
-        if not (affine and _equals(_scaled(_bare(trial, x[:1]), affine), trial(x[:1]), 1e-4)):
-            affine = {}
-        if others := [parameter for name, parameter in parameters.items() if name not in affine]:
-            _search(trial, x, target, others, affine)
-        for role, value in _least_squares(affine, _bare(trial, x), target).items():
-            affine[role].copy_(value)
+        _fit_parameters(trial, x, target, self.title)
         output = trial(x)
         self.explained = Explained(before, r_squared(output, target))
         self.trial = trial
         return output
+
+
+def _fit_parameters(trial: nn.Module, x: Tensor, target: Tensor, name: str) -> None:
+    """Give a norm the Parameters with which it comes closest to ``target``.
+
+    Args:
+        name: of the norm, in an error.
+
+    Raises:
+        NormError: if it has none.
+    """
+    affine = _affine_of(trial)
+    if affine:
+        bare = _bare(trial, x[:1])
+        if not _equals(_scaled(bare, affine), trial(x[:1]), 1e-4):
+            affine = {}
+    others: list[nn.Parameter] = []
+    for role, parameter in trial.named_parameters():
+        if parameter.is_floating_point() and role not in affine:
+            others.append(parameter)
+    if not (affine or others):
+        raise NormError(f"{name} has no Parameters to fit; keep its scale and shift")
+    if others:
+        _search(trial, x, target, others, affine)
+    best = _least_squares(affine, _bare(trial, x), target)
+    for role, value in best.items():
+        affine[role].copy_(value)
 
 
 def require_fitted(model: nn.Module) -> None:
@@ -228,7 +269,8 @@ def require_fitted(model: nn.Module) -> None:
 
 def r_squared(output: Float[Tensor, "batch seq *row"], target: Float[Tensor, "batch seq *row"]) -> float:
     """Return the share of the variance of ``target`` over the tokens that ``output`` explains (R squared)."""
-    return float(1 - _error(output, target) / _variation(target))
+    unexplained = _error(output, target) / _variation(target)
+    return float(1 - unexplained)
 
 
 def original_norm(norm: nn.Module, model: nn.Module) -> nn.Module:
@@ -237,12 +279,14 @@ def original_norm(norm: nn.Module, model: nn.Module) -> nn.Module:
     Raises:
         NormError: if that is neither a LayerNorm nor an RMSNorm, or its Parameters are not its own.
     """
-    host, norm = host_of(model), unwrapped(norm)
+    host = host_of(model)
+    norm = unwrapped(norm)
     require_own_parameters(title(inner_norm(norm)), norm, host)
     kind = host.site_of(norm).kind
     if kind == "other":
         raise NormError(f"{title(norm)} replaces a norm that is neither a LayerNorm nor an RMSNorm")
-    original = build_like(norm, {"layer_norm": "fused", "rms_norm": "rms"}[kind], host)
+    name = {"layer_norm": "fused", "rms_norm": "rms"}[kind]
+    original = build_like(norm, name, host)
     return plain_norm(share(original, norm, host))
 
 
@@ -251,17 +295,21 @@ def separate(norm: nn.Module) -> None:
     shared = record_of(norm).originals = originals(norm)
     for role, parameter in shared.items():
         if getattr(norm, role, None) is parameter:
-            setattr(norm, role, nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
+            values = parameter.detach().clone()
+            setattr(norm, role, nn.Parameter(values, requires_grad=parameter.requires_grad))
 
 
 def _adopt(norm: nn.Module, trial: nn.Module) -> None:
     """Give a norm the fitted values, as its own Parameters."""
     separate(norm)
-    fitted, inner = dict(trial.named_parameters()), inner_norm(norm)
+    fitted = dict(trial.named_parameters())
+    adds_one = isinstance(norm, OnePlusNorm)
     for name, parameter in norm.named_parameters():
-        assign(parameter, fitted[name.removeprefix("norm.") if isinstance(norm, OnePlusNorm) else name])
-    if isinstance(norm, OnePlusNorm):
+        inside = name.removeprefix("norm.") if adds_one else name
+        assign(parameter, fitted[inside])
+    if adds_one:
         assign(norm.weight, fitted["weight"] - 1)
+    inner = inner_norm(norm)
     if isinstance(inner, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
         inner.calibration = trial.calibration.to(norm.get_parameter("weight").dtype)
 
@@ -282,16 +330,24 @@ def _variation(target: Tensor) -> Tensor:
 
 
 def _equals(output: Tensor, target: Tensor, relative: float) -> bool:
-    return bool(_error(output, target) <= relative**2 * target.double().square().sum())
+    energy = target.double().square().sum()
+    return bool(_error(output, target) <= relative**2 * energy)
 
 
 def _affine_of(trial: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in trial.named_parameters() if name in ("weight", "bias")}
+    """Return a norm's own scale and shift, as far as it has them."""
+    affine: dict[str, nn.Parameter] = {}
+    for name, parameter in trial.named_parameters():
+        if name in ("weight", "bias"):
+            affine[name] = parameter
+    return affine
 
 
 def _bare(trial: nn.Module, x: Tensor) -> Tensor:
     """Return what a norm computes before its scale and shift."""
-    neutral = {role: torch.full_like(parameter, role == "weight") for role, parameter in _affine_of(trial).items()}
+    neutral: dict[str, Tensor] = {}
+    for role, parameter in _affine_of(trial).items():
+        neutral[role] = torch.full_like(parameter, role == "weight")
     return torch.func.functional_call(trial, neutral, (x,))
 
 
@@ -301,16 +357,33 @@ def _scaled(bare: Tensor, affine: Mapping[str, Tensor]) -> Tensor:
 
 def _least_squares(affine: Mapping[str, Tensor], bare: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return the scale and shift (C), of those in ``affine``, with which ``bare`` comes closest to ``target``."""
-    u, y = _rows(bare).double(), _rows(target).double()
-    u_mean, y_mean = (u.mean(0), y.mean(0)) if "bias" in affine else (torch.zeros_like(u[0]),) * 2
+    u = _rows(bare).double()
+    y = _rows(target).double()
+    u_mean = y_mean = torch.zeros_like(u[0])
+    if "bias" in affine:
+        u_mean = u.mean(0)
+        y_mean = y.mean(0)
     du = u - u_mean
-    variance = du.square().sum(0)
+    dy = y - y_mean
     scale = torch.ones_like(u_mean)
     if "weight" in affine:
+        variance = du.square().sum(0)
         is_varied = variance > 1e-12 * u.square().sum(0)
-        scale = torch.where(is_varied, (du * (y - y_mean)).sum(0) / variance, affine["weight"].double())
+        covariance = (du * dy).sum(0)
+        scale = torch.where(is_varied, covariance / variance, affine["weight"].double())
     best = {"weight": scale, "bias": y_mean - scale * u_mean}
     return {role: best[role].to(bare.dtype) for role in affine}
+
+
+def _scan(number: nn.Parameter, loss: Callable[[], Tensor]) -> None:
+    """Multiply a single number by the factor with the smallest loss."""
+    start = number.clone()
+    losses: dict[float, float] = {}
+    for factor in SCAN:
+        number.copy_(start * factor)
+        losses[factor] = float(loss().nan_to_num(torch.inf))
+    best = min(losses, key=lambda factor: losses[factor])
+    number.copy_(start * best)
 
 
 def _search(
@@ -330,14 +403,13 @@ def _search(
         return (_scaled(bare, fitted) - target).square().mean()
 
     stride = max(1, len(_rows(x)) // SCAN_TOKENS)
-    few = [_rows(values)[::stride][None] for values in (x, target)]  # (1, about 1,024, C)
-    for number in (parameter for parameter in others if parameter.numel() == 1 and parameter.item() != 0):
-        start, losses = number.clone(), {}
-        for factor in SCAN:
-            number.copy_(start * factor)
-            losses[factor] = float(loss(*few).nan_to_num(torch.inf))
-        number.copy_(start * min(losses, key=lambda factor: losses[factor]))
-    best, values = float("inf"), [parameter.detach().clone() for parameter in others]
+    few_x = _rows(x)[::stride][None]  # (1, about 1,024, C)
+    few_targets = _rows(target)[::stride][None]
+    for parameter in others:
+        if parameter.numel() == 1 and parameter.item() != 0:
+            _scan(parameter, lambda: loss(few_x, few_targets))
+    best = float("inf")
+    values = [parameter.detach().clone() for parameter in others]
     per_element = float(_variation(target)) / target.numel()
 
     def closure() -> float:
@@ -349,11 +421,14 @@ def _search(
             share.backward()
         error = share.item()
         if error < best:
-            best, values = error, [parameter.detach().clone() for parameter in others]
+            best = error
+            values = [parameter.detach().clone() for parameter in others]
         return error
 
     for parameter in trial.parameters():
-        parameter.requires_grad_(any(parameter is other for other in others))
+        parameter.requires_grad_(False)
+    for parameter in others:
+        parameter.requires_grad_(True)
     optimizer = torch.optim.LBFGS(others, max_iter=20, tolerance_change=1e-7, line_search_fn="strong_wolfe")
     optimizer.step(closure)
     for parameter, value in zip(others, values, strict=True):

@@ -1,6 +1,7 @@
 """Rewrite a model's weights so that its norms do less, with the same logits: fold scales and shifts, centre writers."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,17 +43,17 @@ def fold_norms(model: GPT2) -> GPT2:
     for site, norm in model.norm_modules().items():
         require_own_parameters(site, norm)
         _require_affine(norm, site)
-    pairs = [
-        (f"h.{i}.{norm}", f"h.{i}.{layer}")
-        for i in range(model.config.n_layer)
-        for norm, layer in (("ln_1", "attn.c_attn"), ("ln_2", "mlp.c_fc"))
-    ]
-    _require_conv1d(model, [layer for _, layer in pairs])
-    for site, layer in pairs:
-        _require_finite(layer, *_folded(model.get_submodule(site), model.get_submodule(layer)))
+    layers: dict[str, str] = {}  # the one after each norm
+    for i in range(model.config.n_layer):
+        layers[f"h.{i}.ln_1"] = f"h.{i}.attn.c_attn"
+        layers[f"h.{i}.ln_2"] = f"h.{i}.mlp.c_fc"
+    _require_conv1d(model, layers.values())
+    for site, layer in layers.items():
+        folded = _folded(model.get_submodule(site), model.get_submodule(layer))
+        _require_finite(layer, *folded)
     head = model.wte if model.config.tie_word_embeddings else model.lm_head
     _require_finite("lm_head", _folded_head(model.ln_f, head))
-    for site, layer in pairs:
+    for site, layer in layers.items():
         _fold_into_conv1d(model.get_submodule(site), model.get_submodule(layer))
     for norm in model.norm_modules().values():
         record_of(norm).originals.clear()  # what the folded layers fit is the present norm
@@ -79,12 +80,15 @@ def center_writers(model: GPT2) -> GPT2:
     check_weights(model, "centre", NormError)
     for site, norm in model.norm_modules().items():
         _require_free_of_mean(norm, site, model.wte.weight)
-    writers = [f"h.{i}.{part}.c_proj" for i in range(model.config.n_layer) for part in ("attn", "mlp")]
+    writers: list[str] = []
+    for i in range(model.config.n_layer):
+        writers += [f"h.{i}.attn.c_proj", f"h.{i}.mlp.c_proj"]
     _require_conv1d(model, writers)
     fold_norms(model)
     for name in ["wte", "wpe", *writers]:
         for written in model.get_submodule(name).parameters(recurse=False):  # (..., C)
-            written.copy_(written.double() - written.double().mean(-1, keepdim=True))
+            exact = written.double()
+            written.copy_(exact - exact.mean(-1, keepdim=True))
     return model
 
 
@@ -93,12 +97,14 @@ def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None
     rows = _rows(embedding).double()
     with naming(norm):
         bare = plain_copy(norm).eval().double()
-        output, moved = bare(rows), bare(rows + 1)
-    if not (output - moved).abs().max() <= 1e-5 * output.abs().max():
+        output = bare(rows)
+        moved = bare(rows + 1)
+    change = (output - moved).abs().max()
+    if not change <= 1e-5 * output.abs().max():  # NaN is a change too
         raise NormError(f"{site} ({type(norm).__name__}) must subtract the mean of its rows for a model to be centred")
 
 
-def _require_conv1d(model: GPT2, names: list[str]) -> None:
+def _require_conv1d(model: GPT2, names: Iterable[str]) -> None:
     """Check that layers hold their weights as (in, out), which others do not."""
     for name in names:
         module = model.get_submodule(name)
@@ -110,7 +116,8 @@ def _require_conv1d(model: GPT2, names: list[str]) -> None:
 def _folded(norm: Any, layer: Any) -> tuple[Tensor, Tensor]:
     """Return the weight and bias of a layer that takes what its norm standardizes."""
     shift = norm.bias.double() @ layer.weight.double()  # (C) @ (C, out)
-    return norm.weight[:, None] * layer.weight, (layer.bias.double() + shift).to(layer.bias.dtype)
+    bias = layer.bias.double() + shift
+    return norm.weight[:, None] * layer.weight, bias.to(layer.bias.dtype)
 
 
 def _fold_into_conv1d(norm: Any, layer: Any) -> None:
@@ -126,15 +133,18 @@ def _untie(model: GPT2) -> None:
     if not model.config.tie_word_embeddings:
         return
     model.config = dataclasses.replace(model.config, tie_word_embeddings=False)
-    vocab_size, width = model.wte.weight.shape
-    model.lm_head = nn.Linear(width, vocab_size, bias=False, device="meta").train(model.training)
-    model.lm_head.weight = nn.Parameter(model.wte.weight.clone(), requires_grad=model.wte.weight.requires_grad)
+    tied = model.wte.weight  # (V, C)
+    vocab_size, width = tied.shape
+    head = nn.Linear(width, vocab_size, bias=False, device="meta")
+    head.weight = nn.Parameter(tied.clone(), requires_grad=tied.requires_grad)
+    model.lm_head = head.train(model.training)
 
 
 def _scale_of_head(norm: Any) -> Tensor:
     """Return what of the last norm's scale goes into the head (C): 1 where the shift cannot be divided by it."""
     shift = norm.bias / norm.weight
-    return torch.where((norm.weight != 0) & shift.isfinite(), norm.weight, 1)
+    is_divisible = (norm.weight != 0) & shift.isfinite()
+    return torch.where(is_divisible, norm.weight, 1)
 
 
 def _folded_head(norm: Any, head: Any) -> Tensor:
@@ -162,14 +172,17 @@ def _require_affine(norm: Any, site: str) -> None:
     whole = bare(rows).double()  # (8, C)
     bare.weight.fill_(1)
     bare.bias.zero_()
-    standard, shift = bare(rows).double(), norm.bias.double()
+    standard = bare(rows).double()
+    shift = norm.bias.double()
     scaled = standard * norm.weight.double()
+    error = (whole - (scaled + shift)).abs()
     rounding = 8 * torch.finfo(rows.dtype).eps * (scaled.abs() + shift.abs())
-    if not ((whole - (scaled + shift)).abs() <= rounding).all():
+    if not (error <= rounding).all():
         raise NormError(f"{site} ({type(norm).__name__}) must scale by its weight and shift by its bias to fold")
 
 
 def _rows(like: Tensor) -> Tensor:
     """Return eight random rows (8, C) to try a norm on."""
     generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(8, like.shape[-1], generator=generator, device="cpu").to(like)
+    rows = torch.randn(8, like.shape[-1], generator=generator, device="cpu")
+    return rows.to(like)

@@ -33,6 +33,9 @@ DEFAULT_EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
 IN_WRAPPER = re.compile(r"\.(original_module|base_layer|(modules_to_save|ln_tuning_layers)\.[^.]+)$")  # of PEFT
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
+FROZEN_WITHOUT_CACHE = (
+    "frozen norms count positions from 0 in each call of this model: use no cache and no left padding"
+)
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
@@ -68,24 +71,32 @@ def swap_norms(
         NormError: if the norm is unknown, cannot be built or cannot run, a pattern matches no site, or the Parameters
             at a site are split as only tensor parallelism does it. Nothing has been replaced then.
     """
-    host, chosen = host_with_norms(model), match_sites(model, sites)
-    old = {name: unwrapped(model.get_submodule(name)) for name in chosen}
-    for name, module in old.items():
-        require_own_parameters(name, module, host)
-    built = {name: build_like(module, norm, host, keep) for name, module in old.items()}
-    new = {name: share(module, old[name], host) for name, module in built.items()}
+    host = host_with_norms(model)
+    chosen = match_sites(model, sites)
+    old = {site: unwrapped(model.get_submodule(site)) for site in chosen}
+    for site, module in old.items():
+        require_own_parameters(site, module, host)
+    built = {site: build_like(module, norm, host, keep) for site, module in old.items()}
+    new = {site: share(module, old[site], host) for site, module in built.items()}
     _require_runs(new[chosen[0]], host)
     around = _modules_around(model, chosen)
-    for name, module in new.items():
-        put_in_place_of(module, old[name], around[name])
+    for site, module in new.items():
+        put_in_place_of(module, old[site], around[site])
     install(model, new)
-    remarks = {note for module in new.values() for note in norms.notes(module)}
-    is_frozen = any(isinstance(inner_norm(module), FrozenLayerNorm) for module in new.values())
-    if is_frozen and not hasattr(host.root, "norm_modules"):
-        remarks.add("frozen norms count positions from 0 in each call of this model: use no cache and no left padding")
-    for note in sorted(remarks):
-        logging.getLogger("minigpt").warning("%s", note)
+    for remark in sorted(_remarks(new.values(), host)):
+        logging.getLogger("minigpt").warning("%s", remark)
     return chosen
+
+
+def _remarks(new: Iterable[nn.Module], host: Host) -> set[str]:
+    """Return what a user should know of norms that were put into a model."""
+    remarks: set[str] = set()
+    for norm in new:
+        remarks.update(norms.notes(norm))
+        is_frozen = isinstance(inner_norm(norm), FrozenLayerNorm)
+        if is_frozen and not hasattr(host.root, "norm_modules"):
+            remarks.add(FROZEN_WITHOUT_CACHE)
+    return remarks
 
 
 def _modules_around(model: nn.Module, sites: Collection[str]) -> dict[str, list[nn.Module]]:
@@ -107,7 +118,8 @@ def host_with_norms(model: Any) -> Host:
     """
     host = host_of(model) if isinstance(model, nn.Module) else None
     if host is None or not host.sites:
-        kind = f"{type(model).__module__.partition('.')[0]}.{type(model).__name__}"
+        package = type(model).__module__.partition(".")[0]
+        kind = f"{package}.{type(model).__name__}"
         raise ConfigError(f"model must be a minigpt.GPT2, or a language model of transformers with norms, got a {kind}")
     reshard(host.model)
     return host
@@ -119,9 +131,10 @@ def match_sites(model: nn.Module, sites: str | Iterable[str]) -> list[str]:
     Raises:
         NormError: if a pattern matches none, or there is no pattern.
     """
-    host, matched = host_with_norms(model), set[str]()
+    host = host_with_norms(model)
+    matched: set[str] = set()
     for pattern in patterns_of(sites):
-        matched |= {*_matching_at(host, pattern)}
+        matched.update(_matching_at(host, pattern))
     return [path for path in host.paths if path in matched]
 
 
@@ -152,12 +165,18 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     if pattern in THIRDS:
         matched = _of_third(THIRDS.index(pattern), names)
     else:
-        matched = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(_outer(name), pattern)]
+        matched = [name for name in names if _matches(name, pattern)]
     if not matched:
         if len(names) > MOST_SITES:
-            names = [*dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)]
+            every_block = [re.sub(r"\.\d+\.", ".*.", name) for name in names]
+            names = list(dict.fromkeys(every_block))
         raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
     return matched
+
+
+def _matches(site: str, pattern: str) -> bool:
+    """Return whether a pattern matches a norm site, or the wrapper around it."""
+    return fnmatchcase(site, pattern) or fnmatchcase(_outer(site), pattern)
 
 
 def _of_third(third: int, names: Sequence[str]) -> list[str]:
@@ -168,7 +187,8 @@ def _of_third(third: int, names: Sequence[str]) -> list[str]:
         if number:
             blocks[name] = int(number[1])
     layers = max(blocks.values(), default=-1) + 1
-    first, end = round(third * layers / 3), round((third + 1) * layers / 3)
+    first = round(third * layers / 3)
+    end = round((third + 1) * layers / 3)
     return [name for name, block in blocks.items() if first <= block < end]
 
 
@@ -225,14 +245,16 @@ def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
 
 def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collection[str] = KEEP) -> nn.Module:
     """Return a new norm for the site of ``old``, with a shift if that has one, and the site's eps."""
-    site, parameters = host.site_of(old), originals(old)
+    site = host.site_of(old)
+    parameters = originals(old)
     has_shift = "bias" in parameters or ("weight" not in parameters and site.kind != "rms_norm")
     eps = DEFAULT_EPS if site.eps is None else site.eps
     new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
     if site.adds_one and isinstance(new, AdaptedNorm):
         raw = norms.build_raw(norm, site.width, eps=eps, bias=has_shift)
         if probe_norm(raw, site.width).adds_one:  # it multiplies as the site does, so its weight is the site's
-            record_of(raw).name, record_of(raw).adds_one = record_of(new).name, True
+            record_of(raw).name = record_of(new).name
+            record_of(raw).adds_one = True
             new = raw
     record_of(new).site = site
     return new
@@ -243,8 +265,12 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
 
     It is in the model's dtype. At a site that multiplies by 1 + weight it is a ``OnePlusNorm``, unless it does so too.
     """
-    record, site, own = record_of(new), host.site_of(old), originals(old)
-    device = next((parameter.device for parameter in own.values()), host.device)
+    record = record_of(new)
+    site = host.site_of(old)
+    own = originals(old)
+    device = host.device
+    if own:
+        device = next(iter(own.values())).device
     with naming(new):
         new.to(device, host.dtype)
         for role, shared in own.items():
@@ -259,9 +285,11 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
             setattr(new, role, shared)
         record.trained = record_of(old).trained
         _take_constants(new, old)
-        if site.adds_one and not record.adds_one and isinstance(getattr(new, "weight", None), nn.Parameter):
+        has_weight = isinstance(getattr(new, "weight", None), nn.Parameter)
+        if site.adds_one and not record.adds_one and has_weight:
             record.notes += ("the sites multiply by 1 + weight; the new norms are given that sum",)
-            new = OnePlusNorm(new, new.get_parameter("weight"), DEFAULT_EPS if site.eps is None else site.eps)
+            eps = DEFAULT_EPS if site.eps is None else site.eps
+            new = OnePlusNorm(new, new.get_parameter("weight"), eps)
             setattr(new, ATTRIBUTE, record)
         return new.train(old.training)
 
@@ -281,13 +309,16 @@ def _require_runs(norm: nn.Module, host: Host) -> None:
     Raises:
         NormError: if it raises, or its output is not like its input.
     """
-    if norms.is_ours(type(inner_norm(norm))) or host.device.type == "meta":
+    inner = inner_norm(norm)
+    if norms.is_ours(type(inner)) or host.device.type == "meta":
         return
-    trial, inner = plain_copy(norm).eval(), inner_norm(norm)
-    inner = inner.norm if isinstance(inner, AdaptedNorm) else inner
+    if isinstance(inner, AdaptedNorm):
+        inner = inner.norm
+    trial = plain_copy(norm).eval()
     site = record_of(norm).site
     assert site is not None  # of a norm that was built for one
-    x = torch.arange(2.0 * site.width).sin().view(1, 2, -1).to(host.device, host.dtype)
+    rows = torch.arange(2.0 * site.width).sin().view(1, 2, -1)
+    x = rows.to(host.device, host.dtype)
     try:
         with naming(inner), torch.random.fork_rng(devices=[]):
             y = trial(x.clone())
