@@ -17,7 +17,7 @@ from torch import nn
 
 from minigpt.engines.engine import Engine
 from minigpt.errors import RAISED, ConfigError, listing
-from minigpt.host import Shape, host_of, is_compiled, probe_norm
+from minigpt.host import host_of, is_compiled, probe_norm
 from minigpt.judge.gpt2 import OurRunner
 from minigpt.judge.program import EngineRunner, FileRunner
 from minigpt.judge.reading import Runner
@@ -31,6 +31,7 @@ from minigpt.norms.registry import KINDS
 from minigpt.precision import DTYPES, HALVES
 from minigpt.recipe import Recipe, differences
 from minigpt.report.fields import SiteFit
+from minigpt.shape import Shape
 from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
 

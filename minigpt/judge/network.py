@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError
-from minigpt.host import Shape
 from minigpt.judge.diagnose import MistakeSearch, Noise
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistakes import Mistake, mistakes_of
@@ -22,6 +21,7 @@ from minigpt.judge.source import architecture_of
 from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
+from minigpt.shape import Shape
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from minigpt.engine.reader import Reader
 from minigpt.errors import GenerationError
 from minigpt.files import read_text
-from minigpt.host import Shape, host_of
+from minigpt.host import host_of
 from minigpt.inputs import check_known
 from minigpt.judge.measures import AT_ONCE, perplexity_of
 from minigpt.judge.reading import Scored
 from minigpt.model import GPT2
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress
+from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
 JSON_LINES = (".jsonl", ".ndjson")

@@ -9,10 +9,10 @@ import torch
 
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation import prompt_ids
-from minigpt.host import Shape
 from minigpt.inputs import check_rows
 from minigpt.judge.perplexity import file_ids, windows_of
 from minigpt.judge.reading import Sample
+from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
 # Like the demo's training text, but not from it, so the model is unsure and a change shows. Any GPT-2 can read them.

@@ -17,13 +17,13 @@ from torch import Tensor
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.files import replaced, require_file
-from minigpt.host import Shape
 from minigpt.judge.measured import Floor
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name, resolve_dtype
+from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
 VERSION = 6  # of the file

@@ -20,7 +20,7 @@ from minigpt.checkpoint.contents import CONFIG
 from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
-from minigpt.host import Float64, Shape, host_of, uncompiled, unwrapped
+from minigpt.host import Float64, host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
@@ -28,6 +28,7 @@ from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
 from minigpt.judge.recorder import Recorder
 from minigpt.judge.together import read_together
 from minigpt.precision import HALVES, dtype_name, full_products
+from minigpt.shape import Shape
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers
 IN_MEMORY = 2**63  # bytes that a model may take whose size has been looked at before

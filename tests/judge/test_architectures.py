@@ -273,7 +273,7 @@ def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
     folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = dict(device="cpu", max_new_tokens=0)
-    monkeypatch.setattr("minigpt.host.MOST_WINDOW", 16)
+    monkeypatch.setattr("minigpt.shape.MOST_WINDOW", 16)
     original = minigpt.Original(folder("pythia"), prompts=[[3] * 40], **options)
     assert (original.truth.config.n_positions, original.truth.config.window) == (40, 16)
     with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from minigpt.host import Shape
 from minigpt.judge.mistakes.attention import wrong_attention
 from minigpt.judge.mistakes.blocks import wrong_activations, wrong_last_norms, wrong_orders, wrong_residuals
 from minigpt.judge.mistakes.mistake import Mistake, Swaps
@@ -13,6 +12,7 @@ from minigpt.judge.mistakes.norms import wrong_norms
 from minigpt.judge.mistakes.rounding import rounded_matrices, rounded_values, rounded_weights
 from minigpt.judge.mistakes.text import unknown_logits, wrong_embeddings, wrong_ids, wrong_logits, wrong_positions
 from minigpt.judge.mistakes.weights import wrong_biases, wrong_transposes
+from minigpt.shape import Shape
 
 __all__ = ["Mistake", "Swaps", "mistakes_of"]
 

@@ -1,0 +1,67 @@
+"""The sizes of a language model, of any architecture."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minigpt.config import GPT2_TYPES
+
+MOST_WINDOW = 2048  # tokens of a text that another architecture reads at once: logits of a large vocabulary take 1 GB
+MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a language model, in GPT-2's names.
+
+    Attributes:
+        n_positions: the most tokens that it reads at once.
+        window: how many tokens of a longer text are read at once: all of these, of another architecture than GPT-2 at
+            most 2,048.
+        eos_token_ids: the tokens that end a text.
+    """
+
+    vocab_size: int
+    n_positions: int
+    window: int
+    n_embd: int
+    n_layer: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        """Return the sizes that a config of minigpt or of transformers says."""
+        text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+        vocab_size = _size_in(text, "vocab_size", default=0)
+        n_positions = _size_in(text, "n_positions", "max_position_embeddings", default=MOST_CONTEXT)
+        window = n_positions
+        if getattr(text, "model_type", "gpt2") not in GPT2_TYPES:
+            window = min(window, MOST_WINDOW)
+        return cls(
+            vocab_size=vocab_size,
+            n_positions=n_positions,
+            window=window,
+            n_embd=_size_in(text, "n_embd", "hidden_size", default=0),
+            n_layer=_size_in(text, "n_layer", "num_hidden_layers", default=0),
+            eos_token_ids=_ends_of_text(text, vocab_size),
+            bos_token_id=getattr(text, "bos_token_id", None),
+        )
+
+
+def _size_in(config: Any, *names: str, default: int) -> int:
+    """Return a size under the first of its names that a config has."""
+    for name in names:
+        size = getattr(config, name, None)
+        if size is not None:
+            return size
+    return default
+
+
+def _ends_of_text(config: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the tokens that end a text, as far as they are in the vocabulary."""
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        return ()
+    if not isinstance(ends, list | tuple):
+        ends = [ends]
+    return tuple(token for token in ends if token < vocab_size)
