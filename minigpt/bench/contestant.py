@@ -48,7 +48,9 @@ class Contestant:
     """
 
     def __init__(self, home: str, new: int, **arguments: Any) -> None:
-        self.name, self.due = home.partition(":")[2], (len(arguments["prompts"]), new)
+        self.name = home.partition(":")[2]
+        self.rows = len(arguments["prompts"])
+        self.new = new
         self._pool = ProcessPoolExecutor(1, get_context("spawn"))
         self._call(_load, home, arguments)
 
@@ -58,7 +60,7 @@ class Contestant:
         Raises:
             MiniGPTError: if it fails, or writes more or fewer tokens than it must.
         """
-        return self._call(_timed_round, *self.due)
+        return self._call(_timed_round, self.rows, self.new)
 
     def close(self) -> None:
         """End the process."""
@@ -71,7 +73,9 @@ class Contestant:
             return future.result()
         except Exception as error:  # of the program, or its process has died
             self.close()
-            reason = str(error) if isinstance(error, MiniGPTError) else f"{type(error).__name__}: {error}"
+            reason = str(error)
+            if not isinstance(error, MiniGPTError):
+                reason = f"{type(error).__name__}: {reason}"
             raise MiniGPTError(f"{self.name} could not be timed: {reason}") from error
 
 
@@ -89,25 +93,29 @@ def _load(home: str, arguments: dict[str, Any]) -> None:
     """Load the program of this process, and let it write once. What it prints is dropped."""
     global _program, _bare_mb
     for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream)
     import torch  # noqa: F401 (the program's memory is measured beyond it)
 
     _bare_mb = peak_mb()
-    _program = pkgutil.resolve_name(home)(**arguments)
+    program_class = pkgutil.resolve_name(home)
+    _program = program_class(**arguments)
     _program.generate(2)  # warm
 
 
 def _timed_round(rows: int, new: int) -> dict[str, Any]:
     """Return the milliseconds of reading, of reading and one token, and of all tokens; the memory; the facts."""
-    prefill = _milliseconds(_program.prefill)
-    first = _milliseconds(lambda: _program.generate(1))
-    start, start_cpu = time.perf_counter(), time.process_time()
+    measured: dict[str, Any] = {}
+    measured["prefill_ms"] = _milliseconds(_program.prefill)
+    measured["first_token_ms"] = _milliseconds(lambda: _program.generate(1))
+    start = time.perf_counter()
+    start_cpu = time.process_time()
     written = _program.generate(new)
-    total, total_cpu = time.perf_counter() - start, time.process_time() - start_cpu
-    if written != rows * new:
-        raise MiniGPTError(f"it wrote {written} tokens, and {rows * new} were due")
-    measured: dict[str, Any] = {"prefill_ms": prefill, "first_token_ms": first}
-    measured |= {"total_ms": 1000 * total, "total_cpu_ms": 1000 * total_cpu}
+    measured["total_ms"] = 1000 * (time.perf_counter() - start)
+    measured["total_cpu_ms"] = 1000 * (time.process_time() - start_cpu)
+    due = rows * new
+    if written != due:
+        raise MiniGPTError(f"it wrote {written} tokens, and {due} were due")
     measured["memory_mb"] = peak_mb() - _bare_mb
     for name in FACTS:
         measured[name] = getattr(_program, name, None)

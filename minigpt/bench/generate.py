@@ -27,9 +27,10 @@ Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 # Programs to time, as ``Contestant`` takes them.
-OURS, MEMORY = "minigpt.bench.programs:Minigpt", "minigpt.bench.programs:Memory"
+MINIGPT = "minigpt.bench.programs:Minigpt"
+MEMORY = "minigpt.bench.programs:Memory"
 OTHERS = {"transformers": "minigpt.bench.programs:Transformers"}  # scripts/bench/others.py adds more
-KINDS = {"transformers": {"int8": "float32"}}  # a program's names of our kinds, where they differ
+KIND_NAMES = {"transformers": {"int8": "float32"}}  # a program's names of our kinds, where they differ
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,14 +69,16 @@ class BenchPlan:
     @property
     def programs(self) -> dict[tuple[str, str], str]:
         """All programs by (name, kind), ours first and memory last. One without a kind has ours, in its own name."""
-        programs = {("minigpt", self.kind): OURS}
+        programs = {("minigpt", self.kind): MINIGPT}
         is_drafted = self.draft is not None and self.batch == 1 and self.kind != "int8"
         if is_drafted:
-            programs["undrafted", self.kind] = OURS
+            programs["undrafted", self.kind] = MINIGPT
         for entry in self.against:
             name, _, kind = entry.partition(":")
-            own_kind = KINDS.get(name, {}).get(self.kind, self.kind)
-            programs[name, kind or own_kind] = OTHERS[name]
+            if not kind:
+                own_names = KIND_NAMES.get(name, {})
+                kind = own_names.get(self.kind, self.kind)
+            programs[name, kind] = OTHERS[name]
         programs["memory", self.kind] = MEMORY
         return programs
 
@@ -85,10 +88,10 @@ class BenchPlan:
         shortest = longest
         if self.batch > 1:
             shortest = max(1, longest // 2)
-        lengths = torch.linspace(shortest, longest, self.batch).round().int()
+        lengths = torch.linspace(shortest, longest, self.batch)
         generator = torch.Generator().manual_seed(0)
         prompts = []
-        for length in lengths.tolist():
+        for length in lengths.round().int().tolist():
             ids = torch.randint(vocabulary, (length,), generator=generator)
             prompts.append(ids.tolist())
         return prompts
@@ -113,13 +116,15 @@ def bench_generate(plan: BenchPlan, progress: Progress | None = None) -> dict[st
     memory = figures.pop(("memory", plan.kind))
     ours, *others = figures.values()
     undrafted = figures.get(("undrafted", plan.kind), ours)
+    share = undrafted[DECODE_RATE] / memory[DECODE_RATE]
+    machine = environment() | {"decoding": ours["decoding"]}
     return {
         "plan": dataclasses.asdict(plan),
-        "environment": environment() | {"decoding": ours["decoding"]},
+        "environment": machine,
         "contestants": [ours, *others],
         "limit": _limit(plan, memory),
         "times_as_fast_as": _ratios(ours, others),
-        "share_of_limit": {"by_memory": undrafted[DECODE_RATE] / memory[DECODE_RATE]},
+        "share_of_limit": {"by_memory": share},
     }
 
 
@@ -150,7 +155,8 @@ def _options(plan: BenchPlan, name: str, kind: str) -> dict[str, Any]:
 
 def _limit(plan: BenchPlan, memory: dict[str, Any]) -> dict[str, Any]:
     """Return the speed at which memory is read, and the tokens a second that it allows."""
-    rate, step_bytes = memory[DECODE_RATE], memory["step_bytes"]
+    rate = memory[DECODE_RATE]
+    step_bytes = memory["step_bytes"]
     steps_per_second = rate / plan.batch
     return {
         "bandwidth_gb_s": steps_per_second * step_bytes / 1e9,
@@ -175,7 +181,8 @@ def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
         model = GPT2(GPT2Config.preset(plan.preset))
     else:
         model = from_pretrained(plan.model, device="cpu", dtype="float32")
-    prompt, new = plan.prompt_tokens, plan.new_tokens
+    prompt = plan.prompt_tokens
+    new = plan.new_tokens
     context = model.config.n_positions
     if prompt + new > context:
         raise ConfigError(f"{prompt} prompt tokens and {new} new ones exceed the model's context of {context}")
@@ -185,21 +192,23 @@ def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
 
 def environment(*packages: str) -> dict[str, Any]:
     """Return the processor, its instructions, the threads and the load, and the versions of Python and packages."""
-    return {
+    last_minute, *_ = os.getloadavg()
+    machine = {
         "processor": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": HAS_BFLOAT16,
         "vnni": torch.cpu._is_vnni_supported(),
         "threads": torch.get_num_threads(),
-        "load_average": round(os.getloadavg()[0], 2),
-        **software("transformers", *packages),
+        "load_average": round(last_minute, 2),
     }
+    return machine | software("transformers", *packages)
 
 
 def spread(values: list[float]) -> dict[str, float]:
     """Return the median, and the 20th and 80th percentile."""
     shares = torch.tensor([0.5, 0.2, 0.8], dtype=torch.float64)
-    median, p20, p80 = torch.tensor(values, dtype=torch.float64).quantile(shares).tolist()
+    numbers = torch.tensor(values, dtype=torch.float64)
+    median, p20, p80 = numbers.quantile(shares).tolist()
     return {"median": median, "p20": p20, "p80": p80}
 
 
@@ -208,9 +217,11 @@ def _figures(plan: BenchPlan, name: str, kind: str, runs: list[dict[str, Any]]) 
     figures: dict[str, Any] = runs[-1] | {"name": name, "kind": kind}
     for phase in PHASES:
         figures[phase] = spread([run[phase] for run in runs])
+    total = figures["total_ms"]["median"]
     after_first = statistics.median(run["total_ms"] - run["first_token_ms"] for run in runs)
-    tokens, later_tokens = plan.batch * plan.new_tokens, plan.batch * (plan.new_tokens - 1)
-    figures["tokens_per_second"] = 1000 * tokens / figures["total_ms"]["median"]
+    tokens = plan.batch * plan.new_tokens
+    later_tokens = tokens - plan.batch
+    figures["tokens_per_second"] = 1000 * tokens / total
     figures[DECODE_RATE] = 1000 * later_tokens / after_first
     return figures
 
@@ -226,12 +237,15 @@ def bench_summary(report: dict[str, Any]) -> RenderableType:
     acceptance = report["contestants"][0]["acceptance"]
     if acceptance is not None:
         notes += f"\n{acceptance:.0%} of the drafted tokens were accepted"
-    return Group(Text(_headline(report)), _times_table(report["contestants"]), Text(notes))
+    headline = Text(_headline(report))
+    table = _times_table(report["contestants"])
+    return Group(headline, table, Text(notes))
 
 
 def _headline(report: dict[str, Any]) -> str:
     """Return the plan and the machine in words."""
-    plan, machine = report["plan"], report["environment"]
+    plan = report["plan"]
+    machine = report["environment"]
     return (
         f"batch {plan['batch']}, prompt {plan['prompt_tokens']}, new {plan['new_tokens']}, medians (p20 to p80) of "
         f"{plan['repeats']} interleaved runs, {machine['threads']} threads, {machine['processor']}, "
@@ -256,10 +270,13 @@ def _times_table(contestants: list[dict[str, Any]]) -> Table:
 
 def _limit_note(report: dict[str, Any]) -> str:
     """Return the limit that memory sets, and how near to it ours is without drafts."""
-    limit, share = report["limit"], report["share_of_limit"]["by_memory"]
-    mebibytes, by_memory = limit["bytes_per_step"] / 2**20, limit["by_memory"]
-    return (
-        f"limit: {mebibytes:.0f} MiB a step at the {limit['bandwidth_gb_s']:.1f} GB/s measured are {by_memory:.1f} "
-        f"tokens/s; without drafts ours decodes at {share * by_memory:.1f}, {share:.0%} of it, by "
-        f"{report['environment']['decoding']}"
-    )
+    limit = report["limit"]
+    by_memory = limit["by_memory"]
+    mebibytes = limit["bytes_per_step"] / 2**20
+    bandwidth = limit["bandwidth_gb_s"]
+    share = report["share_of_limit"]["by_memory"]
+    undrafted = share * by_memory
+    decoding = report["environment"]["decoding"]
+    memory = f"{mebibytes:.0f} MiB a step at the {bandwidth:.1f} GB/s measured are {by_memory:.1f} tokens/s"
+    ours = f"without drafts ours decodes at {undrafted:.1f}, {share:.0%} of it, by {decoding}"
+    return f"limit: {memory}; {ours}"

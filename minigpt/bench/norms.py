@@ -25,8 +25,8 @@ from minigpt.machine import versions
 from minigpt.precision import dtype_name, resolve_dtype
 from minigpt.progress import Progress, Steps
 
-WIDTHS = (768, 1024, 1280, 1600)
-ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
+GPT2_WIDTHS = (768, 1024, 1280, 1600)
+USUAL_ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
 STREAMS = {"forward": 2, "backward": 3}  # tensors of the input's size that are read or written
 CELL = "{ms:.4g} ms  {gb_per_s:.4g} GB/s  {share_of_copy:.2f}"
 Calls = dict[str, Callable[[], object]]
@@ -63,8 +63,8 @@ def bench_norms(
     device = resolve_device(device)
     require_values(device)
     dtype = resolve_dtype(dtype) or _usual_dtype(device)
-    widths = list(widths) or list(WIDTHS)
-    rows = list(rows) or list(ROWS.get(device.type, ROWS["cpu"]))
+    widths = list(widths) or list(GPT2_WIDTHS)
+    rows = list(rows) or _usual_rows(device)
     _check_sizes(widths, rows, repeats)
     names = list(names) or _usual_names(device)
     timings = []
@@ -73,19 +73,28 @@ def bench_norms(
         modules = {name: norms.build(name, width).to(device, dtype) for name in names}
         for count, computes in itertools.product(rows, STREAMS):
             begin(f"{computes}, {count:,} rows of {width}")
-            x, gradient = torch.randn(2, count, width, device=device).to(dtype)
+            pair = torch.randn(2, count, width, device=device)
+            x, gradient = pair.to(dtype)
             calls = {name: _call(computes, module, x, gradient) for name, module in modules.items()}
             timings += _timings(computes, calls, x, repeats)
     return {"device": str(device), "dtype": dtype_name(dtype), "versions": versions(device), "timings": timings}
 
 
 def _usual_dtype(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.float32
+
+
+def _usual_rows(device: torch.device) -> list[int]:
+    rows = USUAL_ROWS.get(device.type, USUAL_ROWS["cpu"])
+    return list(rows)
 
 
 def _usual_names(device: torch.device) -> list[str]:
     """Return "fused", and "triton" if it runs on the device."""
-    if norms.available()["triton"].reason_on(device) is None:
+    triton = norms.available()["triton"]
+    if triton.reason_on(device) is None:
         return ["fused", "triton"]
     return ["fused"]
 
@@ -108,22 +117,25 @@ def _timings(computes: str, calls: Calls, x: Tensor, repeats: int) -> list[dict[
     for name, taken in seconds.items():
         rate = STREAMS[computes] * x.nbytes / taken  # bytes a second
         timing = {"norm": name, "computes": computes, "width": width, "rows": count}
-        timing |= {"ms": 1e3 * taken, "gb_per_s": rate / 1e9, "share_of_copy": rate / copied}
+        timing["ms"] = 1e3 * taken
+        timing["gb_per_s"] = rate / 1e9
+        timing["share_of_copy"] = rate / copied
         timings.append(timing)
     return timings
 
 
 def norms_table(bench: dict[str, Any]) -> RenderableType:
     """Return a line for each shape and pass, and a column for each norm: time, rate, share of a copy's rate."""
-    names = list(dict.fromkeys(timing["norm"] for timing in bench["timings"]))
+    names = dict.fromkeys(timing["norm"] for timing in bench["timings"])
     table = Table("width", "rows", "computes", *names, box=None, pad_edge=False)
     by_shape = itertools.groupby(bench["timings"], itemgetter("width", "rows", "computes"))
     for (width, rows, computes), timings in by_shape:
         cells = [CELL.format(**timing) for timing in timings]
         table.add_row(str(width), f"{rows:,}", computes, *cells)
-    hardware, torch_version = bench["versions"]["hardware"], bench["versions"]["torch"]
-    head = f"{bench['dtype']} on {bench['device']}, {hardware}, torch {torch_version}"
-    return Group(Text(f"{head}; after the rate, its share of the rate of a plain copy"), table)
+    found = bench["versions"]
+    machine = f"{bench['device']}, {found['hardware']}, torch {found['torch']}"
+    head = f"{bench['dtype']} on {machine}; after the rate, its share of the rate of a plain copy"
+    return Group(Text(head), table)
 
 
 def _median_seconds(calls: Calls, repeats: int, device: torch.device) -> dict[str, float]:
@@ -131,8 +143,9 @@ def _median_seconds(calls: Calls, repeats: int, device: torch.device) -> dict[st
     clocks = {}
     for name, call in calls.items():
         call()  # compilers, caches
-        once = max(_seconds(call, 1, device), 1e-7)
-        loops = 1 + int(min(100, SHORTEST_SECONDS / once))
+        once = _seconds(call, 1, device)
+        loops = SHORTEST_SECONDS / max(once, 1e-7)
+        loops = 1 + int(min(100, loops))
         clocks[name] = partial(_seconds, call, loops, device)
     times = in_turns(clocks, range(repeats))
     return {name: statistics.median(seconds) for name, seconds in times.items()}
@@ -145,7 +158,8 @@ def _seconds(call: Callable[[], object], loops: int, device: torch.device) -> fl
     for _ in range(loops):
         call()
     finish(device)
-    return (time.perf_counter() - start) / loops
+    total = time.perf_counter() - start
+    return total / loops
 
 
 def _call(computes: str, module: nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], object]:

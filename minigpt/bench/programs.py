@@ -22,7 +22,9 @@ class Minigpt:
     """This project, in a dtype or in "int8"."""
 
     def __init__(self, folder: str, prompts: PromptTokens, kind: str, draft: str | None = None, room: int = 0) -> None:
-        self.model, self.prompts, self.draft = open_model(folder, kind), prompts, draft
+        self.model = open_model(folder, kind)
+        self.prompts = prompts
+        self.draft = draft
         self.decoding = path_of(self.model)
         self.drafted = self.accepted = 0
         self.acceptance: float | None = None  # the share of drafted tokens that were accepted
@@ -33,10 +35,14 @@ class Minigpt:
 
     def generate(self, new: int) -> int:
         rows = self._write(new, self.draft)
-        self.drafted += sum(row.drafted for row in rows)
-        self.accepted += sum(row.accepted for row in rows)
-        self.acceptance = self.accepted / self.drafted if self.drafted else None
-        return sum(len(row.new_ids) for row in rows)
+        written = 0
+        for row in rows:
+            self.drafted += row.drafted
+            self.accepted += row.accepted
+            written += len(row.new_ids)
+        if self.drafted:
+            self.acceptance = self.accepted / self.drafted
+        return written
 
     def _write(self, new: int, draft: str | None) -> list[Any]:
         settings = parse_settings(max_new_tokens=new, eos_token_id=None, draft=draft)
@@ -54,25 +60,29 @@ class Transformers:
 
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="sdpa")
         self.model = model.eval()
-        self.model.generation_config.eos_token_id = None
-        self.model.generation_config.pad_token_id = 0
+        settings = self.model.generation_config
+        settings.eos_token_id = None
+        settings.pad_token_id = 0
         self.ids, self.mask = left_padded(prompts)
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        return self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1).logits
+        output = self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1)
+        return output.logits
 
     def generate(self, new: int) -> int:
         ids = self.model.generate(self.ids, attention_mask=self.mask, max_new_tokens=new, do_sample=False)
-        return ids[:, self.ids.shape[1] :].numel()
+        prompt = self.ids.shape[1]
+        return ids[:, prompt:].numel()
 
 
 class Memory:
     """The limit: for each token it reads as many bytes as a step reads of weights, and computes nothing."""
 
     def __init__(self, folder: str, prompts: PromptTokens, kind: str, draft: str | None = None, room: int = 0) -> None:
-        self.rows, self.step_bytes = len(prompts), weight_bytes(open_model(folder, kind))
+        self.rows = len(prompts)
+        self.step_bytes = weight_bytes(open_model(folder, kind))
         self.memory = torch.ones(self.step_bytes // 4)
 
     def prefill(self) -> Tensor:

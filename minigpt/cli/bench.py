@@ -40,14 +40,17 @@ def generate(
     """
     from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary
 
+    has_two_models = model and preset
+    has_two_dtypes = quantize and dtype != "float32"
     refuse_if(
-        (model and preset, "preset", f"is for random weights; leave it out, or --model {model}"),
-        (quantize and dtype != "float32", "dtype", f"must be left out: --quantize {quantize} computes in float32"),
+        (has_two_models, "preset", f"is for random weights; leave it out, or --model {model}"),
+        (has_two_dtypes, "dtype", f"must be left out: --quantize {quantize} computes in float32"),
     )
+    others = filter(None, words_of(against))
     plan = BenchPlan(
         model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch,
         prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeats=repeats,
-        draft=parse_draft(draft), against=tuple(filter(None, words_of(against))),
+        draft=parse_draft(draft), against=tuple(others),
     )  # fmt: skip
     with progress() as say:
         report = bench_generate(plan, progress=say)

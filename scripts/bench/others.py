@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.bench.generate import KINDS, OTHERS
+from minigpt.bench.generate import KIND_NAMES, OTHERS
 from minigpt.cli import main
 from minigpt.errors import ConfigError
 from minigpt.judge.reference import quiet_transformers
@@ -171,6 +171,6 @@ def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/, where the processes of the programs look too
     OTHERS.update({"ctranslate2": "bench.others:CTranslate2", "llama.cpp": "bench.others:LlamaCpp"})
-    KINDS["llama.cpp"] = GGML_TYPES
+    KIND_NAMES["llama.cpp"] = GGML_TYPES
     sys.argv[1:1] = ["bench", "generate"]
     main()

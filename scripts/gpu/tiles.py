@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.bench.norms import WIDTHS
+from minigpt.bench.norms import GPT2_WIDTHS
 from minigpt.device import finish
 from minigpt.norms.triton import interpreting
 from minigpt.precision import full_products
@@ -29,7 +29,7 @@ def tiles(results: dict[str, Any], device: torch.device, quick: bool) -> Iterato
         return
     rows = results.setdefault("rows", [])
     dtype = torch.float32 if quick else torch.bfloat16
-    for width in (48,) if quick else WIDTHS:
+    for width in (48,) if quick else GPT2_WIDTHS:
         for count in (64,) if quick else ROWS:
             yield f"width {width}, {count:,} rows"
             x = torch.randn(count, width, device=device).to(dtype)
