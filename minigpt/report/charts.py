@@ -120,9 +120,12 @@ def depth_charts(dtype: str, blocks: Sequence[ChartRow], sites: Sequence[ChartRo
         ("The residual stream after each block", "block", "error", blocks),
         ("The output of each norm", "site", "propagated_error", sites),
     )
-    scale = LogScale(row.get(key) for _, _, error, rows in panels for row in rows for key in (error, "noise")).decades
-    powers = range(round(math.log10(scale.low)), round(math.log10(scale.high)) + 1)
-    errors = [10.0**power for power in powers[:: math.ceil(len(powers) / MOST_TICKS)]]
+    numbers = []
+    for _, _, error, rows in panels:
+        for row in rows:
+            numbers += [row.get(error), row.get("noise")]
+    scale = LogScale(numbers).decades
+    ticks = error_ticks(scale)
     charts = []
     for title, place, error, rows in panels:
         across = (RIGHT - LEFT) / max(1, len(rows) - 1)
@@ -131,16 +134,35 @@ def depth_charts(dtype: str, blocks: Sequence[ChartRow], sites: Sequence[ChartRo
             ("first", "this model", error),
             ("noise", f"transformers at {dtype}", "noise"),
         ):
-            heights = {i: row[key] for i, row in enumerate(rows) if row.get(key) is not None}
-            lines.append(Line(look, name, [(round(LEFT + across * i, 1), _down(scale, x)) for i, x in heights.items()]))
-        depths = [(round(LEFT + across * i, 1), text) for i, text in depth_ticks([row[place] for row in rows])]
-        ticks = [(_down(scale, x), brief(x, 1)) for x in errors]
-        charts.append(Chart(title, [line for line in lines if line.points], depths, ticks))
-    return [chart for chart in charts if chart.lines]
+            points = []
+            for i, row in enumerate(rows):
+                if row.get(key) is not None:
+                    points.append((round(LEFT + across * i, 1), _down(scale, row[key])))
+            if points:
+                lines.append(Line(look, name, points))
+        depths = []
+        for i, text in depth_ticks([row[place] for row in rows]):
+            depths.append((round(LEFT + across * i, 1), text))
+        if lines:
+            charts.append(Chart(title, lines, depths, ticks))
+    return charts
+
+
+def error_ticks(scale: LogScale) -> list[tuple[float, str]]:
+    """Return heights and texts of the powers of ten on a scale of whole decades, as many as there is room for."""
+    lowest = round(math.log10(scale.low))
+    highest = round(math.log10(scale.high))
+    every = math.ceil((highest - lowest + 1) / MOST_TICKS)
+    ticks = []
+    for power in range(lowest, highest + 1, every):
+        error = 10.0**power
+        ticks.append((_down(scale, error), brief(error, 1)))
+    return ticks
 
 
 def _down(scale: LogScale, x: float | None) -> float:
-    return round(FOOT - (FOOT - TOP) * scale.place(x), 1)
+    height = (FOOT - TOP) * scale.place(x)
+    return round(FOOT - height, 1)
 
 
 def depth_ticks(places: Sequence[str]) -> list[tuple[int, str]]:

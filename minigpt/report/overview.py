@@ -14,25 +14,35 @@ def tables_of(reports: Sequence[ParityFields]) -> list[Part]:
     tables: dict[str, list[ParityFields]] = {}
     for report in reports:
         tables.setdefault(population(report), []).append(report)
-    return [_overview(f"reports-{i}", tokens, members) for i, (tokens, members) in enumerate(tables.items(), 1)]
+    overviews = []
+    for number, (tokens, members) in enumerate(tables.items(), 1):
+        overviews.append(_overview(f"reports-{number}", tokens, members))
+    return overviews
 
 
 def _overview(name: str, tokens: str, reports: Sequence[ParityFields]) -> Part:
-    models, rows = models_of(reports), [_verdict_row(report) for report in reports]
-    of_model = f"{models[0]}, on" if len(models) == 1 else "On"
-    if len(models) == 1:
-        rows = [{head: cell for head, cell in row.items() if head != "model"} for row in rows]
-    before = ", ".join(sorted({precise(perplexities(report)[0]) for report in reports}))
-    about = (
-        f"{of_model} {tokens}. The original's perplexity is {before}; another one, also a lower one, is another "
-        "model's."
-    )
-    return Part(name, "All verdicts", about, [*rows[0]], [[*row.values()] for row in rows])
+    models = models_of(reports)
+    is_one_model = len(models) == 1
+    rows = []
+    originals = set()
+    for report in reports:
+        row = _verdict_row(report)
+        if is_one_model:
+            del row["model"]
+        rows.append(row)
+        original, _ = perplexities(report)
+        originals.add(precise(original))
+    measured = f"{models[0]}, on {tokens}" if is_one_model else f"On {tokens}"
+    before = ", ".join(sorted(originals))
+    about = f"{measured}. The original's perplexity is {before}; another one, also a lower one, is another model's."
+    heads = list(rows[0])
+    return Part(name, "All verdicts", about, heads, [list(row.values()) for row in rows])
 
 
 def models_of(reports: Sequence[ParityFields]) -> list[str]:
     """Return the models of reports, each once."""
-    return list(dict.fromkeys(report.model for report in reports))
+    models = dict.fromkeys(report.model for report in reports)
+    return list(models)
 
 
 def outcomes_of(reports: Sequence[ParityFields]) -> str:
@@ -45,17 +55,25 @@ def outcomes_of(reports: Sequence[ParityFields]) -> str:
 
 def _verdict_row(report: ParityFields) -> dict[str, Cell]:
     """Return the cells of a report by their heads."""
-    of_prompts = text_file(report) is None
+    row: dict[str, Cell] = {"verdict": report.outcome, "model": report.model, "norm": report.norm, "sites": ""}
+    if has_norm(report):
+        row["sites"] = ", ".join(report.sites)
+    row["KL mean"] = cell(report.distribution, "kl_mean")
+    row["top-1"] = cell(report.distribution, "top1_agreement", percent)
+    _, perplexity = perplexities(report)
+    row["perplexity"] = Number(perplexity, precise)
+    row["of noise"] = Number(_ratio(report), times)
+    if text_file(report) is None:
+        row["greedy"] = _agreement(report)
+    return row
+
+
+def _agreement(report: ParityFields) -> str:
+    """Return the token at which the greedy text differs from the original's, in words."""
     parting = report.greedy.first_divergence
-    sites = ", ".join(report.sites) if has_norm(report) else ""
-    row = {
-        "verdict": report.outcome, "model": report.model, "norm": report.norm,
-        "sites": sites, "KL mean": cell(report.distribution, "kl_mean"),
-        "top-1": cell(report.distribution, "top1_agreement", percent),
-        "perplexity": Number(perplexities(report)[1], precise),
-        "of noise": Number(_ratio(report), times),
-    }  # fmt: skip
-    return row | ({"greedy": f"parts at {parting.token}" if parting else "all agree"} if of_prompts else {})
+    if parting is None:
+        return "all agree"
+    return f"parts at {parting.token}"
 
 
 def _ratio(report: ParityFields) -> float:
@@ -67,15 +85,18 @@ def _ratio(report: ParityFields) -> float:
 
 def notes_on(reports: Sequence[ParityFields]) -> list[str]:
     """Return what a table of reports needs beside it: notes, the first reason of each FAIL, the sites that break it."""
-    texts, lines = [], []
+    texts = []
+    lines = []
     for report in reports:
-        if not texts and report.built_in and text_file(report) is None:
+        is_first = not texts
+        if is_first and report.built_in and text_file(report) is None:
             texts.append(about_built_in(report))
         if report.outcome == "FAIL":
             lines.append(f"{pair(report)}: {report.reasons[0]}")
     for report in reports:
         if report.bisect is not None and report.bisect.sites:
-            lines.append(f"{pair(report)} is broken by {', '.join(report.bisect.sites)}")
+            sites = ", ".join(report.bisect.sites)
+            lines.append(f"{pair(report)} is broken by {sites}")
     left_out = len(lines) - MOST_REASONS
     if left_out > 0:
         lines = [*lines[:MOST_REASONS], f"and {left_out} more"]

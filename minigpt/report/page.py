@@ -13,8 +13,20 @@ from minigpt.report.fields import MOST_NOISE, ParityFields
 from minigpt.report.numerals import brief
 from minigpt.report.parts import KeyFigure, Number, Part
 
+_SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
 VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
+
+
+def _pictures_of_controls() -> dict[int, str]:
+    """Return the visible picture of each control character but tab and line feed, by their code points."""
+    pictures = {code: chr(0x2400 + code) for code in range(32)}
+    pictures[0x7F] = "\u2421"
+    del pictures[ord("\t")]
+    del pictures[ord("\n")]
+    return pictures
+
+
+_CONTROLS = _pictures_of_controls()
 
 
 class Sheet(NamedTuple):
@@ -45,8 +57,10 @@ def report_page(*reports: ParityFields) -> str:
     """
     sheets = [_sheet(report) for report in reports]
     if len(reports) == 1:
-        return render(f"{reports[0].outcome}: {parts.subject(reports[0])}", sheets)
-    heading, models = f"{len(reports)} reports", listing(overview.models_of(reports))
+        report = reports[0]
+        return render(f"{report.outcome}: {parts.subject(report)}", sheets)
+    heading = f"{len(reports)} reports"
+    models = listing(overview.models_of(reports))
     first = Sheet(
         heading, overview.tables_of(reports), subject=models, about=f"{overview.outcomes_of(reports)}.",
         sentences=overview.notes_on(reports),
@@ -55,20 +69,31 @@ def report_page(*reports: ParityFields) -> str:
 
 
 def _sheet(report: ParityFields) -> Sheet:
-    return Sheet(
-        parts.heading(report), parts.parts_of(report), report.outcome, parts.subject(report),
-        f"{parts.about(report)}.", parts.sentences(report), parts.tiles(report), parts.pair(report),
-    )  # fmt: skip
+    heading, members = parts.heading(report), parts.parts_of(report)
+    subject, about = parts.subject(report), f"{parts.about(report)}."
+    sentences, tiles = parts.sentences(report), parts.tiles(report)
+    return Sheet(heading, members, report.outcome, subject, about, sentences, tiles, summary=parts.pair(report))
 
 
 def render(title: str, sheets: Sequence[Sheet], template: str = "page.html") -> str:
     """Return a page of sheets. Text is escaped, unless it is ``Markup`` already."""
-    return _environment().get_template(template).render(title=title, sheets=sheets)
+    page = _environment().get_template(template)
+    return page.render(title=title, sheets=sheets)
 
 
 def printable(text: object) -> str:
     """Replace control characters and lone surrogates, which no page can carry."""
-    return str(text).translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
+    visible = str(text).translate(_CONTROLS)
+    return visible.encode("utf-8", "replace").decode("utf-8")
+
+
+def _finalized(value: object) -> str:
+    """Return what a template shows for a value: nothing for None."""
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return ""
+    return printable(value)
 
 
 @functools.cache
@@ -79,7 +104,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else "" if value is None else printable(value),
+        finalize=_finalized,
     )
     environment.filters |= {"repr": repr, "with_symbols": with_symbols, "dotted": dotted}
     environment.globals |= {
@@ -91,9 +116,12 @@ def _environment() -> Environment:
 
 def dotted(name: str) -> str:
     """Let a narrow column break the name of a module or Parameter behind its dots."""
-    return name if isinstance(name, Markup) else Markup(".<wbr>").join(printable(name).split("."))
+    if isinstance(name, Markup):
+        return name
+    pieces = printable(name).split(".")
+    return Markup(".<wbr>").join(pieces)
 
 
 def with_symbols(piece: str) -> str:
     """Show line breaks and tabs as symbols."""
-    return piece.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥")
+    return piece.translate(_SYMBOLS)
