@@ -52,20 +52,19 @@ def _bad_keep(shown: str) -> NormError:
 
 
 def bytes_of(memory: str | int) -> int:
-    """Return the bytes that a size names, as "8GB" or "500MiB".
+    """Return the bytes that a size names, as "8GB" or "500MiB". An int is a number of bytes.
 
     Raises:
-        ConfigError: if it is no size.
+        ConfigError: if it is no size, or a number in words has no unit.
     """
     if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
         return memory
+    if str(memory).strip() == "0":
+        return 0
     match = AMOUNT_OF_MEMORY.fullmatch(str(memory))
-    unit = ""
-    if match is not None:
-        unit = match[2].upper() or "B"
-    if match is None or unit not in UNITS:
+    if match is None or match[2].upper() not in UNITS:  # a bare 8 may be meant as 8 GB
         raise ConfigError(f"must be a size, as 8GB or 500MiB, got {memory!r}", argument="memory")
-    return int(float(match[1]) * UNITS[unit])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def human_size(size: float) -> str:

@@ -80,7 +80,9 @@ def load_with_transformers(
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
     require_no_adapter(place)
     if not any(place.glob("*.safetensors")):
-        raise CheckpointError(f"{place} has no safetensors file, and transformers opens {place} from nothing else here")
+        raise CheckpointError(
+            f"{place} has no safetensors file; load it with transformers and save it by save_pretrained"
+        )
     check_fields(place)
     try:
         with quiet_transformers():

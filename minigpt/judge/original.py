@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint.offloading import may_take
+from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
 from minigpt.judge.candidate import Candidate, candidate_of, candidate_of_file
@@ -237,7 +238,7 @@ class Original:
             raise ConfigError(f"must be the original's, {dtype}, got {recipe.dtype}", argument="dtype")
         is_own = recipe.place().resolve() == truth.place.resolve()
         if is_own and self.state is not None and files_state(truth.place) != self.state:
-            raise CheckpointError(f"{truth.source} was saved to since the original was read; read the original again")
+            raise CheckpointError(f"{truth.source} was saved to or removed since it was read; read the original again")
         return dataclasses.replace(recipe, device=device, dtype=dtype)
 
 
@@ -264,14 +265,15 @@ def read_with(
     """
     say = Steps(progress, total=5)
     say(f"reading {source}")
-    recipe = Recipe(source, attention=attention, revision=revision, local_files_only=local_files_only)
+    recipe = Recipe(source, attention=attention, memory=memory, revision=revision, local_files_only=local_files_only)
     place, where = recipe.place(), resolve_device(device)
     require_values(where)
     if opened is None:
         opened = open_source(place, dtype)
     opened.may_take(may_take(memory, where))
     if opened.offload and gradients:
-        raise ConfigError("needs the whole model in memory; give it more by memory", argument="gradients")
+        size = human_size(opened.size)
+        raise ConfigError(f"needs the whole model in memory, {size} in float64; allow that", argument="gradients")
     if max_new_tokens is None:
         max_new_tokens = FEW_TOKENS if opened.offload else NEW_TOKENS
     texts = read_texts(place, opened.shape, opened.weights, prompts, text)

@@ -137,13 +137,13 @@ def test_a_model_larger_than_the_memory_stays_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "expected"), [("8GB", 8e9), ("1.5 gb", 1.5e9), ("500MiB", 500 * 2**20), ("12", 12), (7, 7)]
+    ("memory", "expected"), [("8GB", 8e9), ("1.5 gb", 1.5e9), ("500MiB", 500 * 2**20), ("12 B", 12), ("0", 0), (7, 7)]
 )
 def test_sizes(memory: str | int, expected: float) -> None:
     assert bytes_of(memory) == may_take(memory, torch.device("cpu")) == expected
 
 
-@pytest.mark.parametrize("memory", ["8 apples", "", "-1GB", -1, True, "GB"])
+@pytest.mark.parametrize("memory", ["8 apples", "8", 1.5, "", "-1GB", -1, True, "GB"])
 def test_what_is_no_size_is_refused(memory: Any) -> None:
     with pytest.raises(minigpt.ConfigError, match="must be a size, as 8GB or 500MiB"):
         bytes_of(memory)
