@@ -263,6 +263,10 @@ class Reference(Runner):
                 raise
             except Exception as error:  # whatever a model of transformers raises
                 reason = " ".join(str(error).split())
+                if "meta tensor" in reason:  # accelerate brings a module's weights for its own call alone
+                    reason = (
+                        "a weight is used outside of its module, so it is not read block by block; give more memory"
+                    )
                 raise MiniGPTError(
                     f"{type(self.model).__name__} of transformers cannot read a text: {reason}"
                 ) from error

@@ -129,6 +129,13 @@ def test_a_model_that_somebody_holds_is_read_where_its_weights_are(tmp_path: Pat
     assert report.first_off.place == "model.layers.1.input_layernorm"
 
 
+@pytest.mark.thorough
+def test_a_weight_that_is_used_outside_of_its_module_is_a_sentence(tmp_path: Path) -> None:
+    random_model("llama4").save_pretrained(tmp_path)
+    with pytest.raises(minigpt.MiniGPTError, match="a weight is used outside of its module"):
+        minigpt.Original(str(tmp_path), memory=0, **ASKED | {"max_new_tokens": 0})
+
+
 def test_gradients_need_the_model_in_memory(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     with pytest.raises(minigpt.ConfigError, match="needs the whole model in memory"):
