@@ -5,7 +5,7 @@ B rows, T tokens so far, V vocabulary.
 
 import math
 import sys
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from minigpt.generation.settings import FROM_CONFIG, GenerationSettings, Options
 from minigpt.inputs import check_ids, check_known
 from minigpt.model import GPT2
 
-BLOCK = 256  # scores whose maximum is computed at once
+CHUNK = 256  # scores whose maximum is computed at once
 
 
 class NoTokenLeftError(GenerationError):
@@ -45,7 +45,8 @@ def warp(
         GenerationError: if a setting is unknown, out of range, contradicts another or needs input_ids, or if a tensor
             has the wrong shape, dtype or ids.
     """
-    valid = parse_settings(**{"max_new_tokens": sys.maxsize, "do_sample": True, **settings})
+    defaults: dict[str, Any] = {"max_new_tokens": sys.maxsize, "do_sample": True}
+    valid = parse_settings(**defaults | settings)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
         raise GenerationError("must be a tensor (batch, vocab) of floating point", argument="logits")
     valid.require_known_ids(logits.shape[-1])
@@ -59,7 +60,8 @@ def warp(
         raise GenerationError(f"must have {len(logits)} rows, as logits, got {len(input_ids)}", argument="input_ids")
     if length and valid.looks_back:
         check_known(input_ids, logits.shape[-1])
-    prompt_length = length if prompt_length is None else prompt_length
+    if prompt_length is None:
+        prompt_length = length
     if not 0 <= prompt_length <= length:
         raise GenerationError(f"must be within [0, {length}], got {prompt_length}", argument="prompt_length")
     ends = () if valid.eos_token_id is FROM_CONFIG else valid.eos_token_id
@@ -142,21 +144,22 @@ def likeliest(scores: Float[Tensor, "batch vocab"]) -> tuple[Float[Tensor, " bat
     searches that block.
     """
     vocab = scores.shape[-1]
-    if not scores.is_cpu or vocab < BLOCK:
+    if not scores.is_cpu or vocab < CHUNK:
         return scores.amax(-1), scores.argmax(-1)
-    blocks = scores.unfold(-1, BLOCK, BLOCK)  # (B, V // BLOCK, BLOCK)
-    last = scores[:, -BLOCK:]  # (B, BLOCK)
+    blocks = scores.unfold(-1, CHUNK, CHUNK)  # (B, V // CHUNK, CHUNK)
+    last = scores[:, -CHUNK:]  # (B, CHUNK)
     maxima = torch.cat((blocks.amax(-1), last.amax(-1, keepdim=True)), dim=-1)
     largest, block = maxima.max(-1)  # each (B)
-    first = (block * BLOCK).clamp_(max=vocab - BLOCK)  # (B,)
-    places = first[:, None] + torch.arange(BLOCK, device=scores.device)  # (B, BLOCK)
+    first = (block * CHUNK).clamp_(max=vocab - CHUNK)  # (B,)
+    places = first[:, None] + torch.arange(CHUNK, device=scores.device)  # (B, CHUNK)
     return largest, first + scores.gather(-1, places).argmax(-1)
 
 
 def drawn(scores: Float[Tensor, "batch vocab"], chances: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """Return a token for each row, drawn by inverting the cumulative distribution at the row's random number."""
     ends = scores.softmax(-1).cumsum(-1, dtype=torch.float64)  # (B, V)
-    tokens = torch.searchsorted(ends, chances[:, None] * ends[:, -1:], right=True)[:, 0]  # (B,)
+    heights = chances[:, None] * ends[:, -1:]  # (B, 1)
+    tokens = torch.searchsorted(ends, heights, right=True)[:, 0]  # (B,)
     return tokens.clamp_(max=scores.shape[-1] - 1)  # NaN gives an id in range too
 
 

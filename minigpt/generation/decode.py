@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Container, Iterator, Sequence
-from functools import partial
 from typing import Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -114,18 +113,24 @@ def generate(
     rows = rows_of(model, prompts, valid, tokenizer if valid.stop else None)
     for _ in write_rows(model, rows, valid, len(rows)):
         pass
-    padded, like = partial(pad_sequence, batch_first=True), {"dtype": input_ids.dtype, "device": input_ids.device}
-    ids = [torch.tensor(row.new_ids, **like) for row in rows]
-    new = padded(ids, padding_value=valid.fill_id(model.config))  # (B * N, new)
+    new = padded([input_ids.new_tensor(row.new_ids) for row in rows], valid.fill_id(model.config))  # (B * N, new)
     sequences = torch.cat([input_ids.repeat_interleave(valid.num_return_sequences, 0), new], dim=1)
     if not (valid.output_scores or valid.output_logprobs):
         return sequences
-    scores = padded([torch.stack(row.scores) for row in rows], padding_value=torch.nan) if valid.output_scores else None
-    logprobs = padded([torch.tensor(row.logprobs, dtype=torch.float32, device=new.device) for row in rows])
-    return Generated(sequences, None if scores is None else scores.unbind(1), logprobs)
+    scores = None
+    if valid.output_scores:
+        steps = padded([torch.stack(row.scores) for row in rows], torch.nan)  # (B * N, new, V)
+        scores = steps.unbind(1)
+    logprobs = padded([torch.tensor(row.logprobs, dtype=torch.float32, device=new.device) for row in rows], 0)
+    return Generated(sequences, scores, logprobs)
 
 
 # fmt: on
+def padded(rows: list[Tensor], filler: float) -> Tensor:
+    """Return tensors of several lengths as one, (rows, longest, ...), filled up at their ends."""
+    return pad_sequence(rows, batch_first=True, padding_value=filler)
+
+
 def stream(model: GPT2, tokenizer: TextCodec, prompt: str, **settings: Unpack[TextSettings]) -> Iterator[str]:
     """Return an iterator of pieces of the text that the model adds to ``prompt``.
 
@@ -144,7 +149,15 @@ def stream_text(model: GPT2, tokenizer: TextCodec, prompt: str, settings: Genera
     settings.require_one_text()
     prompts = [fitting_ids(model, tokenizer, prompt, settings)]
     rows = rows_of(model, prompts, settings, tokenizer)
-    return (piece for row in write_rows(model, rows, settings, 1) if (piece := row.take_text()))
+    return _pieces(write_rows(model, rows, settings, 1))
+
+
+def _pieces(written: Iterator[Row]) -> Iterator[str]:
+    """Yield the new text of a row each time that it has some."""
+    for row in written:
+        piece = row.take_text()
+        if piece:
+            yield piece
 
 
 def complete(
@@ -188,23 +201,24 @@ def complete_texts(
         try:
             texts.append(fitting_ids(model, tokenizer, prompt, settings))
         except GenerationError as error:
-            raise GenerationError(f"{names[number] if names else f'prompt {number}'}: {error}") from error
+            name = names[number] if names else f"prompt {number}"
+            raise GenerationError(f"{name}: {error}") from error
     rows = rows_of(model, texts, settings, tokenizer)
-    return (
-        Completion(
-            row.prompt, row.number, row.new_ids, row.take_text(), row.end,
-            row.logprobs if settings.output_logprobs else None, row.drafted, row.accepted,
-        )
-        for row in _lazily_written(model, rows, settings, batch_size, skip)
-        if row.end
-    )  # fmt: skip
+    return _completions(model, rows, settings, batch_size, skip)
 
 
-def _lazily_written(
+def _completions(
     model: GPT2, rows: list[Row], settings: GenerationSettings, places: int, skip: Container[tuple[int, int]]
-) -> Iterator[Row]:
-    if rows := [row for row in rows if (row.prompt, row.number) not in skip]:
-        yield from write_rows(model, rows, settings, places)
+) -> Iterator[Completion]:
+    """Write the rows that are not to be skipped, and yield each text that is finished."""
+    rows = [row for row in rows if (row.prompt, row.number) not in skip]
+    if not rows:
+        return
+    for row in write_rows(model, rows, settings, places):
+        if row.end:
+            logprobs = row.logprobs if settings.output_logprobs else None
+            text = row.take_text()
+            yield Completion(row.prompt, row.number, row.new_ids, text, row.end, logprobs, row.drafted, row.accepted)
 
 
 def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
@@ -232,7 +246,8 @@ def fitting_ids(model: GPT2, tokenizer: TextCodec, prompt: str, settings: Genera
     """
     require_codec(tokenizer)
     check_gpt2(model)
-    context, least_tokens = model.config.n_positions, getattr(tokenizer, "least_tokens", None)
+    context = model.config.n_positions
+    least_tokens = getattr(tokenizer, "least_tokens", None)
     if least_tokens is not None and isinstance(prompt, str) and settings.overflow != "slide":
         least = least_tokens(prompt)
         if least > context:
@@ -248,7 +263,8 @@ def require_codec(tokenizer: object) -> None:
     Raises:
         GenerationError: if it does not.
     """
-    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")):
+    is_codec = hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")
+    if not is_codec:
         raise GenerationError(f"must be a minigpt.Tokenizer, got {type(tokenizer).__name__}", argument="tokenizer")
 
 
@@ -261,11 +277,16 @@ def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSett
     """
     check_gpt2(model)
     require_values(model.wte.weight.device)
-    settings.require_known_ids(model.config.vocab_size)
-    vocabulary, context = model.config.vocab_size, model.config.n_positions
-    if wrong := {id for ids in prompts for id in ids if not 0 <= id < vocabulary}:
+    vocabulary = model.config.vocab_size
+    settings.require_known_ids(vocabulary)
+    wrong: set[int] = set()
+    for ids in prompts:
+        wrong.update(id for id in ids if not 0 <= id < vocabulary)
+    if wrong:
         raise GenerationError(f"token id {min(wrong)} is outside the vocabulary of {vocabulary}")
-    longest, new = max(map(len, prompts)), settings.max_new_tokens
+    context = model.config.n_positions
+    longest = max(map(len, prompts))
+    new = settings.max_new_tokens
     if longest + new <= context:
         return
     if settings.overflow == "slide":
@@ -282,10 +303,14 @@ def rows_of(
     model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None = None
 ) -> list[Row]:
     """Return the rows to write: num_return_sequences for each prompt, each with its own seed."""
-    ends, copies, rows = settings.end_ids(model.config), settings.num_return_sequences, []
+    ends = settings.end_ids(model.config)
+    copies = settings.num_return_sequences
+    rows = []
     for prompt, ids in enumerate(prompts):
         for copy in range(copies):
-            seed = None if settings.seed is None else settings.seed + prompt * copies + copy
+            seed = settings.seed
+            if seed is not None:
+                seed += prompt * copies + copy
             rows.append(Row(list(ids), settings, ends, tokenizer, prompt, copy, seed))
     return rows
 
@@ -296,15 +321,19 @@ def write_rows(model: GPT2, rows: list[Row], settings: GenerationSettings, place
     The cache is as small as possible.
     """
     # the model never reads the last new token
-    columns = max(len(row.ids) for row in rows) + settings.max_new_tokens - 1
-    return _written(Batch(model, min(places, len(rows)), columns, drafts_for(model, settings.draft)), rows)
+    longest = max(len(row.ids) for row in rows)
+    columns = longest + settings.max_new_tokens - 1
+    drafts = drafts_for(model, settings.draft)
+    batch = Batch(model, min(places, len(rows)), columns, drafts)
+    return _written(batch, rows)
 
 
 def _written(batch: Batch, rows: list[Row]) -> Iterator[Row]:
     """Yield each row whenever it has new tokens. The next waiting row takes a free place at once."""
     waiting = iter(rows)
     while True:
-        batch.add(list(itertools.islice(waiting, batch.places - len(batch.rows))))
+        free = batch.places - len(batch.rows)
+        batch.add(list(itertools.islice(waiting, free)))
         if not batch.rows:
             return
         yield from batch.step()
@@ -325,4 +354,7 @@ def _without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[l
     mask = attention_mask.bool().to(input_ids.device)  # (B, T)
     if not mask[:, -1].all():
         raise GenerationError("must end in 1 in each row: pad on the left", argument="attention_mask")
-    return [ids[real].tolist() for ids, real in zip(input_ids, mask, strict=True)]
+    prompts = []
+    for ids, is_real in zip(input_ids, mask, strict=True):
+        prompts.append(ids[is_real].tolist())
+    return prompts

@@ -40,26 +40,40 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
     try:
         data = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)
     except (OSError, ValueError) as error:  # ValueError: NUL in a path
-        raise GenerationError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
-    lines = {number: line.removesuffix(b"\r") for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()}
-    if not lines:
+        reason = getattr(error, "strerror", None) or error
+        raise GenerationError(f"cannot read {file}: {reason}") from error
+    is_json = str(file).endswith(".jsonl") or data.lstrip().startswith(b"{")
+    prompts = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            origin = f"{file}, line {number}"
+            prompts.append(_parsed(number, line.removesuffix(b"\r"), origin, is_json))
+    if not prompts:
         raise GenerationError(f"{file} has no prompt; write one on each line")
-    is_json = str(file).endswith(".jsonl") or next(iter(lines.values())).lstrip().startswith(b"{")
-    return [_parsed(number, line, f"{file}, line {number}", is_json) for number, line in lines.items()]
+    return prompts
 
 
 def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
     try:
-        fields: dict[str, Any] = parse_object(line) if is_json else {"prompt": line.decode("utf-8")}
+        fields = _fields(line, is_json)
     except UnicodeDecodeError as error:
         raise GenerationError(not_utf8(origin, error)) from error
     except (ValueError, TypeError) as error:
         raise GenerationError(f'{origin}: not a JSON object ({error}); write {{"prompt": ...}} on each line') from error
-    if "prompt" not in fields or fields.keys() - FIELDS:
+    unknown = fields.keys() - FIELDS
+    if "prompt" not in fields or unknown:
         raise GenerationError(f'{origin}: needs a text "prompt", and at most an "id" beside it, got {sorted(fields)}')
-    if not isinstance(fields["prompt"], str):
-        raise GenerationError(f'{origin}: "prompt" must be a text, got {fields["prompt"]!r:.100}')
-    return PromptLine(number, fields.get("id"), fields["prompt"])
+    prompt = fields["prompt"]
+    if not isinstance(prompt, str):
+        raise GenerationError(f'{origin}: "prompt" must be a text, got {prompt!r:.100}')
+    return PromptLine(number, fields.get("id"), prompt)
+
+
+def _fields(line: bytes, is_json: bool) -> dict[str, Any]:
+    """Return a line of JSON as its fields, and a plain one as the field of its prompt."""
+    if is_json:
+        return parse_object(line)
+    return {"prompt": line.decode("utf-8")}
 
 
 class TextFile:
@@ -86,16 +100,20 @@ class TextFile:
         settings: GenerationSettings, *, batch_size: int = 16,
     ) -> None:  # fmt: skip
         self._prompts = read_prompts(prompts)
-        texts, names = zip(*((line.prompt, f"{prompts}, line {line.line}") for line in self._prompts), strict=True)
-        places = list(itertools.product(range(len(texts)), range(settings.num_return_sequences)))
+        texts = [line.prompt for line in self._prompts]
+        names = [f"{prompts}, line {line.line}" for line in self._prompts]
+        copies = range(settings.num_return_sequences)
+        places = list(itertools.product(range(len(texts)), copies))
         skip: set[tuple[int, int]] = set()
         self._texts = complete_texts(  # checks every prompt now, and writes lazily
             model, tokenizer, texts, settings, batch_size=batch_size, skip=skip, names=names
         )
         self.total = len(places)
-        self.lines = Lines(out, hash_json([opened_by, self._prompts, settings.as_dict()]), GenerationError)
-        skip |= {*places[: len(self.lines.rows)]}
-        self._left = iter(places[len(self.lines.rows) :])
+        run = hash_json([opened_by, self._prompts, settings.as_dict()])
+        self.lines = Lines(out, run, GenerationError)
+        written = len(self.lines.rows)
+        skip.update(places[:written])
+        self._left = iter(places[written:])
 
     def write(self) -> Iterator[Completion]:
         """Yield each text when it is in the file. A text that is finished early waits for those before it.
@@ -109,7 +127,8 @@ class TextFile:
             finished[text.prompt, text.number] = text
             while place in finished:
                 first = finished.pop(place)
-                self.lines.append(_row(self._prompts[first.prompt], first))
+                line = self._prompts[first.prompt]
+                self.lines.append(_row(line, first))
                 yield first
                 place = next(self._left, None)
 

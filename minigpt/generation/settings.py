@@ -8,6 +8,7 @@ of its name in ``processors``.
 import copy
 import dataclasses
 import difflib
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -47,7 +48,9 @@ def is_number(value: Any) -> bool:
 
 def is_list(value: Any, accepts: Callable[[Any], bool], least: int = 0, most: float = math.inf) -> bool:
     several = isinstance(value, Sequence) and not isinstance(value, str)
-    return several and least <= len(value) <= most and all(map(accepts, value))
+    if not (several and least <= len(value) <= most):
+        return False
+    return all(map(accepts, value))
 
 
 def is_id(value: Any) -> bool:
@@ -55,11 +58,15 @@ def is_id(value: Any) -> bool:
 
 
 def is_end(value: Any) -> bool:
-    return value is FROM_CONFIG or (is_int(value) and -(2**31) <= value < 2**31)
+    if value is FROM_CONFIG:
+        return True
+    return is_int(value) and -(2**31) <= value < 2**31
 
 
 def as_texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    return value
 
 
 # Rules, of values of a kind. Over HTTP some have limits, since one client must not hold up the others.
@@ -111,11 +118,17 @@ def biases(most: float) -> Rule:
     return Rule(lambda value: isinstance(value, Mapping) and all(map(accepts, value.items())), span)
 
 
+def is_heat(value: Any) -> bool:
+    if not is_number(value):
+        return False
+    return value == 0 or 1e-30 <= value <= LARGEST
+
+
 FROM_CONFIG: Any = "the config's"  # the default of eos_token_id and pad_token_id; None means no such id
 FLAG = Rule(lambda value: isinstance(value, bool), "be True or False")
 NUMBER = between(-LARGEST, LARGEST)
 SHARE = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
-HEAT = Rule(lambda heat: is_number(heat) and (heat == 0 or 1e-30 <= heat <= LARGEST), "be 0, or within [1e-30, 1e+30]")
+HEAT = Rule(is_heat, "be 0, or within [1e-30, 1e+30]")
 IDS = Rule(lambda value: is_list(value, is_id), "be a list of ids")
 PADDING = Rule(lambda value: value is FROM_CONFIG or is_id(value), "be an id")
 SEED = Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be within [0, 2^63)")
@@ -229,11 +242,13 @@ class Settings(TextSettings, total=False):
 
 SETTINGS: dict[str, Setting] = {}  # the table
 for _name, _hint in get_type_hints(Settings, include_extras=True).items():
-    SETTINGS[_name] = dataclasses.replace(get_args(_hint)[1], type=get_args(_hint)[0])
-_keys = (
-    f"    {name}: {SETTINGS[name].about} It must {SETTINGS[name].rule.requirement}." for name in Options.__annotations__
-)
-Options.__doc__ = "\n".join((f"{Options.__doc__}\n\nKeys:", *_keys))  # for help()
+    _type, _setting = get_args(_hint)
+    SETTINGS[_name] = dataclasses.replace(_setting, type=_type)
+_lines = [f"{Options.__doc__}\n\nKeys:"]
+for _name in Options.__annotations__:
+    _setting = SETTINGS[_name]
+    _lines.append(f"    {_name}: {_setting.about} It must {_setting.rule.requirement}.")
+Options.__doc__ = "\n".join(_lines)  # for help()
 
 
 def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> None:
@@ -248,8 +263,10 @@ def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> None:
     known = [name for name, setting in SETTINGS.items() if user in setting.users]
     for name in settings:
         if name not in known:
+            hint = f"known are {', '.join(known)}"
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            if near:
+                hint = f"did you mean {near[0]}?"
             raise GenerationError(f"is not a setting of generation; {hint}", argument=listing([name]))
     values = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
     for name, value in values.items():
@@ -265,7 +282,9 @@ def check_value(name: str, value: Any, user: str = PYTHON) -> None:
         GenerationError: if it is wrong; ``argument`` is the name.
     """
     setting = SETTINGS[name]
-    rule = setting.http if user == HTTP and setting.http is not None else setting.rule
+    rule = setting.rule
+    if user == HTTP and setting.http is not None:
+        rule = setting.http
     is_off = value is None and setting.default in (None, FROM_CONFIG)
     if not (is_off or rule.accepts(value)):
         raise GenerationError(f"must {rule.requirement}, got {value!r:.200}", argument=name)
@@ -273,7 +292,8 @@ def check_value(name: str, value: Any, user: str = PYTHON) -> None:
 
 def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield settings that others contradict; each value by itself is valid."""
-    new, least, copies = values["max_new_tokens"], values["min_new_tokens"] or 0, values["num_return_sequences"]
+    new = values["max_new_tokens"]
+    least = values["min_new_tokens"] or 0
     if new is None:
         yield "max_new_tokens", "must be given"
     elif least > new:
@@ -281,7 +301,7 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if values["do_sample"] and values["temperature"] != 0:
         return
     cause = "at temperature 0" if values["do_sample"] else "without do_sample"
-    if copies > 1:
+    if values["num_return_sequences"] > 1:
         yield "num_return_sequences", f"must be 1 {cause}, since all texts would be the same"
     for name, setting in SETTINGS.items():
         if setting.shapes_draw and setting.changes(values[name]):
@@ -356,8 +376,14 @@ class GenerationSettings:
         """The settings that change logits, in the order of their processors."""
         from minigpt.generation.processors import PROCESSORS  # not before: help must not wait for PyTorch
 
-        can_change = [name for name in PROCESSORS if self.samples or not SETTINGS[name].shapes_draw]
-        return {name: value for name in can_change if SETTINGS[name].changes(value := getattr(self, name))}
+        active = {}
+        for name in PROCESSORS:
+            setting = SETTINGS[name]
+            has_effect = self.samples or not setting.shapes_draw
+            value = getattr(self, name)
+            if has_effect and setting.changes(value):
+                active[name] = value
+        return active
 
     @cached_property
     def processes(self) -> "list[Process]":
@@ -383,14 +409,18 @@ class GenerationSettings:
 
     def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
         """Return every id that ends a row."""
-        return config.eos_token_ids if self.eos_token_id is FROM_CONFIG else self.eos_token_id
+        if self.eos_token_id is FROM_CONFIG:
+            return config.eos_token_ids
+        return self.eos_token_id
 
     def fill_id(self, config: GPT2Config) -> int:
         """Return the id that fills a row after its end."""
         if self.pad_token_id not in (FROM_CONFIG, None):
             return self.pad_token_id
-        in_config = () if self.pad_token_id is None else (config.pad_token_id,)
-        for id in (*in_config, *self.end_ids(config)):
+        ids = list[int | None](self.end_ids(config))
+        if self.pad_token_id is FROM_CONFIG:
+            ids.insert(0, config.pad_token_id)
+        for id in ids:
             if id is not None and 0 <= id < config.vocab_size:  # some write -1 for none
                 return id
         return 0
@@ -401,10 +431,11 @@ class GenerationSettings:
         Raises:
             GenerationError: if some are not; the message has the largest of them.
         """
-        words = [id for run in self.bad_words_ids or () for id in run]
+        words = itertools.chain.from_iterable(self.bad_words_ids or ())
         named = {"bad_words_ids": words, "suppress_tokens": self.suppress_tokens, "logit_bias": self.logit_bias}
         for name, ids in named.items():
-            if (largest := max(ids or (), default=0)) >= vocab_size:
+            largest = max(ids or (), default=0)
+            if largest >= vocab_size:
                 raise GenerationError(
                     f"must hold ids below the vocabulary's {vocab_size}, got {largest}", argument=name
                 )

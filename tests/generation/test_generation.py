@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt import GPT2, ConfigError, GenerationError, GPT2Config, Tokenizer
 from minigpt.generation import generate, stream, warp
-from minigpt.generation.choosing import BLOCK, drawn, likeliest
+from minigpt.generation.choosing import CHUNK, drawn, likeliest
 from minigpt.inputs import check_known
 
 VOCABULARY = 300
@@ -520,7 +520,7 @@ def test_padding_on_the_right(mask: list[list[int]]) -> None:
         generate(Untouched(), tokens(2, 3), torch.tensor(mask), max_new_tokens=2)
 
 
-@pytest.mark.parametrize("vocab", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 81])
+@pytest.mark.parametrize("vocab", [1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK, 5 * CHUNK + 81])
 @pytest.mark.parametrize("among", [2, 7, 10**6])
 def test_the_likeliest_token_is_the_first_of_the_largest(vocab: int, among: int, device: torch.device) -> None:
     scores = torch.randint(among, (40, vocab + 3)).float().to(device)[:, :vocab]
