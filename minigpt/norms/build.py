@@ -27,8 +27,9 @@ def build(
     """Return a norm over the trailing ``normalized_shape`` with a ``weight`` and a ``bias`` of that shape.
 
     Somebody else's class is taken as it is written. Its constructor's signature says how to call it. Its scale and
-    shift, under any name of ``adapt.SCALES`` and ``adapt.SHIFTS``, are the module's ``weight`` and ``bias``. One that
-    the class lacks is applied to its output. ``norms.notes`` tells of that, and of an eps that the class does not take.
+    shift, under any of ``adapt.SCALE_NAMES`` and ``adapt.SHIFT_NAMES``, are the module's ``weight`` and ``bias``. One
+    that the class lacks is applied to its output. ``norms.notes`` tells of that, and of an eps that the class does not
+    take.
 
     Args:
         norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, a function that makes a

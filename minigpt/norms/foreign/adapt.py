@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.errors import RAISED
-from minigpt.norms.foreign.construct import EPS, require_same_shape, title
+from minigpt.norms.foreign.construct import EPS_NAME, require_same_shape, title
 from minigpt.norms.record import record_of
 from minigpt.norms.textbook import LayerNorm
 
 # Names of a scale and of a shift, the most telling first. DyT has both an alpha and a weight.
-SCALES = ("weight", "gamma", "scale", "g", "gain", "a_2", "alpha", "a", "w")
-SHIFTS = ("bias", "beta", "shift", "b", "offset", "b_2")
+SCALE_NAMES = ("weight", "gamma", "scale", "g", "gain", "a_2", "alpha", "a", "w")
+SHIFT_NAMES = ("bias", "beta", "shift", "b", "offset", "b_2")
 
 Paths = list[str]  # the names that one Parameter has in a module; tied Parameters have several
 
@@ -39,11 +39,21 @@ def adapt(
     """
     notes = eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
-        scale, ignored = _scale(module, shape) if probes else (_find(module, SCALES, shape), ())
-        shift = _find(module, SHIFTS, shape) if bias else []
+        ignored: tuple[str, ...] = ()
+        if probes:
+            scale, ignored = _scale(module, shape)
+        else:
+            scale = _find(module, SCALE_NAMES, shape)
+        shift: Paths = []
+        if bias:
+            shift = _find(module, SHIFT_NAMES, shape)
         if not scale and "scale" in keep:
             shift = []  # applied beside the module too, so that it comes after the scale
-        lacking = [what for what, has in (("scale", scale), ("shift", shift or not bias)) if not has]
+        lacking = []
+        if not scale:
+            lacking.append("scale")
+        if bias and not shift:
+            lacking.append("shift")
         notes += ignored + _keep_notes(module, shape, lacking, keep)
         beside = [what for what in lacking if what in keep]
         is_as_named = scale in ([], ["weight"]) and shift in ([], ["bias"])  # a second name would keep the old one
@@ -55,8 +65,14 @@ def adapt(
 
 def is_ours(cls: object) -> bool:
     """Return True if ``cls`` is a norm of this package."""
-    is_layer_norm = isinstance(cls, type) and issubclass(cls, LayerNorm)
-    return is_layer_norm and cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    if not (isinstance(cls, type) and issubclass(cls, LayerNorm)):
+        return False
+    return _package(cls.__module__) == _package(__name__)
+
+
+def _package(module: str) -> str:
+    """Return the first part of a module's name."""
+    return module.partition(".")[0]
 
 
 def notes(module: nn.Module) -> tuple[str, ...]:
@@ -70,7 +86,12 @@ def eps_of(module: nn.Module) -> set[float]:
 
 
 def _every_eps(module: nn.Module) -> list[float | None]:
-    return [value for part in module.modules() for name, value in vars(part).items() if EPS.fullmatch(name)]
+    found = []
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if EPS_NAME.fullmatch(name):
+                found.append(value)
+    return found
 
 
 def other_eps(module: nn.Module, eps: float) -> list[float]:
@@ -98,19 +119,29 @@ class AdaptedNorm(nn.LayerNorm):
         self, norm: nn.Module, shape: tuple[int, ...], scale: Paths, shift: Paths, beside: Collection[str], eps: float
     ) -> None:
         nn.Module.__init__(self)
-        self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, True
-        self.multiplies, self.adds = "scale" in beside, "shift" in beside
+        self.normalized_shape = shape
+        self.eps = eps
+        self.elementwise_affine = True
+        self.multiplies = "scale" in beside
+        self.adds = "shift" in beside
         device = next((parameter.device for parameter in norm.parameters()), None)
-        ones = nn.Parameter(torch.ones(shape, device=device)) if self.multiplies else None
-        zeros = nn.Parameter(torch.zeros(shape, device=device)) if self.adds else None
-        self.register_parameter("weight", norm.get_parameter(scale[0]) if scale else ones)
-        self.register_parameter("bias", norm.get_parameter(shift[0]) if shift else zeros)
+        weight = bias = None
+        if scale:
+            weight = norm.get_parameter(scale[0])
+        elif self.multiplies:
+            weight = nn.Parameter(torch.ones(shape, device=device))
+        if shift:
+            bias = norm.get_parameter(shift[0])
+        elif self.adds:
+            bias = nn.Parameter(torch.zeros(shape, device=device))
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", bias)
         self.norm = norm
-        self._loans = [  # a module, its name for what it borrows, and ours
-            (norm.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], role)
-            for role, paths in (("weight", scale), ("bias", shift))
-            for path in paths
-        ]
+        self._loans: list[tuple[nn.Module, str, str]] = []  # a module, its name for what it borrows, and ours
+        for role, paths in (("weight", scale), ("bias", shift)):
+            for path in paths:
+                owner, _, name = path.rpartition(".")
+                self._loans.append((norm.get_submodule(owner), name, role))
         for borrower, name, _ in self._loans:
             del borrower._parameters[name]
         self.lend()
@@ -123,7 +154,8 @@ class AdaptedNorm(nn.LayerNorm):
         return self.completed(y)
 
     def extra_repr(self) -> str:
-        return "; ".join((f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}", *notes(self)))
+        arguments = f"{self.normalized_shape}, eps={self.eps}, bias={self.bias is not None}"
+        return "; ".join((arguments, *notes(self)))
 
     def lend(self) -> None:
         """Give the module the present weight and bias, which torch.func may replace for one call."""
@@ -135,8 +167,11 @@ class AdaptedNorm(nn.LayerNorm):
         if not (self.multiplies or self.adds):
             return y
         row = y.to(torch.promote_types(y.dtype, torch.float32))
-        row = row * self.weight if self.multiplies else row
-        return (row + self.bias if self.adds else row).to(y.dtype)
+        if self.multiplies:
+            row = row * self.weight
+        if self.adds:
+            row = row + self.bias
+        return row.to(y.dtype)
 
 
 def _scale(module: nn.Module, shape: tuple[int, ...]) -> tuple[Paths, tuple[str, ...]]:
@@ -145,17 +180,24 @@ def _scale(module: nn.Module, shape: tuple[int, ...]) -> tuple[Paths, tuple[str,
     Some classes multiply by 1 + weight, for example Gemma's. The model's scale would be wrong there. That weight stays
     the module's own, and starts at 0, where it changes nothing.
     """
-    paths = _find(module, SCALES, shape)
-    if not paths or (scale := module.get_parameter(paths[0])).is_meta:
+    paths = _find(module, SCALE_NAMES, shape)
+    if not paths:
+        return [], ()
+    name = paths[0]
+    scale = module.get_parameter(name)
+    if scale.is_meta:
         return paths, ()
     try:
-        at_0, at_1 = (_output_at(value, module, paths[0], shape) for value in (0, 1))
+        at_0 = _output_at(0, module, name, shape)
+        at_1 = _output_at(1, module, name, shape)
     except RAISED:
-        shift = [module.get_parameter(path) for path in _find(module, SHIFTS, shape)[:1]]
-        multiplies_by_more = not any(parameter.any() for parameter in (scale, *shift))
+        parameters = [scale]
+        for path in _find(module, SHIFT_NAMES, shape)[:1]:
+            parameters.append(module.get_parameter(path))
+        multiplies_by_more = not any(parameter.any() for parameter in parameters)
     else:
         if torch.equal(at_0, at_1):
-            return paths, (f"{title(module)} ignores its {paths[0]}: the output does not depend on it",)
+            return paths, (f"{title(module)} ignores its {name}: the output does not depend on it",)
         multiplies_by_more = bool(at_0.isfinite().all() and at_0.any())
     if not multiplies_by_more:
         return paths, ()
@@ -168,22 +210,26 @@ def _output_at(value: float, module: nn.Module, path: str, shape: tuple[int, ...
     """Return the output for two rows, with the scale at ``value`` and the shift at 0."""
     probe = copy.deepcopy(module).eval()
     probe.get_parameter(path).fill_(value)
-    for shift in _find(probe, SHIFTS, shape)[:1]:
+    for shift in _find(probe, SHIFT_NAMES, shape)[:1]:
         probe.get_parameter(shift).zero_()
     return probe(torch.ones(1, 2, *shape).cumsum(-1))
 
 
 def _find(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> Paths:
     """Return every path of the Parameter that has the first of these names and the shape of a row."""
-    parameters: dict[nn.Parameter, Paths] = {}
+    size = math.prod(shape)
+    paths_of: dict[nn.Parameter, Paths] = {}
+    names_of: dict[nn.Parameter, set[str]] = {}  # the last parts of the paths
     for path, parameter in module.named_parameters(remove_duplicate=False):
-        owner = module.get_submodule(path.rpartition(".")[0])
-        is_of_a_matrix = any(other.numel() > math.prod(shape) for other in owner.parameters(recurse=False))
+        place, _, last = path.rpartition(".")
+        owner = module.get_submodule(place)
+        is_of_a_matrix = any(other.numel() > size for other in owner.parameters(recurse=False))
         if parameter.shape == shape and not is_of_a_matrix:
-            parameters.setdefault(parameter, []).append(path)
+            paths_of.setdefault(parameter, []).append(path)
+            names_of.setdefault(parameter, set()).add(last.lstrip("_"))
     for name in names:
-        for paths in parameters.values():
-            if any(path.rpartition(".")[2].lstrip("_") == name for path in paths):
+        for parameter, paths in paths_of.items():
+            if name in names_of[parameter]:
                 return paths
     return []
 
@@ -194,20 +240,26 @@ def _keep_notes(
     """Say in one line whether a scale and shift that the module cannot be given are kept or dropped."""
     if not lacking:
         return ()
-    fates = [f"the model's {what} is {'kept beside it' if what in keep else 'dropped'}" for what in lacking]
-    return (f"{title(module)} has {_lack(module, shape, lacking)}: {', '.join(fates)}",)
+    fates = []
+    for what in lacking:
+        fate = "kept beside it" if what in keep else "dropped"
+        fates.append(f"the model's {what} is {fate}")
+    lack = _lack(module, shape, lacking)
+    return (f"{title(module)} has {lack}: {', '.join(fates)}",)
 
 
 def _lack(module: nn.Module, shape: tuple[int, ...], lacking: list[str]) -> str:
     """Return "no scale and no shift", or why those that the module has cannot be the model's."""
-    scale, shift = _find(module, SCALES, shape), _find(module, SHIFTS, shape)
+    scale = _find(module, SCALE_NAMES, shape)
+    shift = _find(module, SHIFT_NAMES, shape)
     if "scale" in lacking and scale:
         return f"no plain scale (it multiplies by more than {scale[0]}, as by 1 + {scale[0]})"
     if "scale" in lacking and shift:
         return "no scale, and a shift comes after the scale"
     names = f"no {' and no '.join(lacking)}"
-    others = [path for path, parameter in module.named_parameters() if parameter.numel() == math.prod(shape)]
-    if set(others) - {*scale, *shift}:
+    size = math.prod(shape)
+    others = {path for path, parameter in module.named_parameters() if parameter.numel() == size}
+    if others.difference(scale, shift):
         names += f" of a known name and of shape {shape}"
     return names
 
@@ -219,4 +271,6 @@ def eps_notes(module: nn.Module, eps: float, takes_eps: bool) -> tuple[str, ...]
         others.append("None")
     if others:
         return (f"eps is {', '.join(others)} in {title(module)}, where the model's is {eps:g}",)
-    return () if takes_eps or eps_of(module) else (f"eps cannot be set in {title(module)}",)
+    if takes_eps or eps_of(module):
+        return ()
+    return (f"eps cannot be set in {title(module)}",)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from minigpt.errors import NormError
-from minigpt.norms.foreign.adapt import SCALES, SHIFTS
-from minigpt.norms.foreign.construct import EPS, naming, title
+from minigpt.norms.foreign.adapt import SCALE_NAMES, SHIFT_NAMES
+from minigpt.norms.foreign.construct import EPS_NAME, naming, title
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.foreign.packages import NotSupported, Package, package_of
 
@@ -296,7 +296,7 @@ def _takes_rows(make: Callable[..., Any]) -> bool:
         _, *others = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # it has no signature, or no parameter
         return False
-    return any(_plain(one.name) in SCALES and not _has_default(one) for one in others)
+    return any(_plain(one.name) in SCALE_NAMES and not _has_default(one) for one in others)
 
 
 def _plain(name: str) -> str:
@@ -325,8 +325,8 @@ def _roles_of(function: Callable[..., Any], signature: inspect.Signature) -> Ord
     for one in parameters[1:]:
         if one.name not in chosen and one.kind not in VARIABLE:
             others[_plain(one.name)] = one
-    role_of = {name: "eps" for name in others if EPS.fullmatch(name)}
-    for role, names in (("weight", SCALES), ("bias", SHIFTS)):
+    role_of = {name: "eps" for name in others if EPS_NAME.fullmatch(name)}
+    for role, names in (("weight", SCALE_NAMES), ("bias", SHIFT_NAMES)):
         known = [name for name in names if name in others]
         if known:
             role_of[known[0]] = role

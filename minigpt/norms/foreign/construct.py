@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from minigpt.errors import RAISED, MiniGPTError, NormError
 from minigpt.norms.foreign.locate import FUNCTION, last_line, source_file
 
-EPS = re.compile(r"(\w+_)?(eps|epsilon)")
+EPS_NAME = re.compile(r"(\w+_)?(eps|epsilon)")
 SHIFT_FLAG = re.compile(r"((use|has|with|add|enable|include|elementwise|learnable)_)?(bias|beta|shift)")
 SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)|(\w+_)?affine|learnable|channels_last")
 
@@ -47,14 +47,19 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
     first = next((one for one in parameters if not _known([one], eps, bias)), None)  # some take their eps before it
     if first is None:
         raise NormError(f"{title(make)} has no parameter for the size")
-    sizes = [*shape, torch.Size(shape)] if len(shape) == 1 else [torch.Size(shape)]
-    errors, made = [], []
+    sizes: list[Any] = [torch.Size(shape)]
+    if len(shape) == 1:
+        sizes.insert(0, shape[0])
+    errors = []
+    made = []
     for size, keywords in itertools.product(sizes, _keywords(make, parameters, eps, bias)):
+        takes_eps = any(map(EPS_NAME.fullmatch, keywords))
         try:
-            one = Constructed(_make(make, first, size, keywords), any(map(EPS.fullmatch, keywords)))
+            module = _make(make, first, size, keywords)
         except NormError as error:
             errors.append(error)
             continue
+        one = Constructed(module, takes_eps)
         if _runs(one.module, shape):
             return one
         made.append(one)
@@ -68,7 +73,9 @@ def title(make: object) -> str:
     make = getattr(make, FUNCTION, make)
     if isinstance(make, functools.partial):
         return title(make.func)
-    return type(make).__qualname__ if isinstance(make, nn.Module) else getattr(make, "__qualname__", repr(make))
+    if isinstance(make, nn.Module):
+        return type(make).__qualname__
+    return getattr(make, "__qualname__", repr(make))
 
 
 def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
@@ -79,9 +86,14 @@ def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
     """
     if isinstance(y, Tensor) and y.shape == x.shape:
         return
-    got = str(tuple(y.shape)) if isinstance(y, Tensor) else f"a {type(y).__name__}"
-    code = getattr(inspect.unwrap(type(norm).forward), "__code__", None)
-    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    got = f"a {type(y).__name__}"
+    if isinstance(y, Tensor):
+        got = str(tuple(y.shape))
+    forward = inspect.unwrap(type(norm).forward)
+    code = getattr(forward, "__code__", None)
+    place = ""
+    if code:
+        place = f" ({code.co_filename}, line {code.co_firstlineno})"
     raise NormError(f"{title(norm)} must return one tensor of its input's shape {tuple(x.shape)}, got {got}{place}")
 
 
@@ -93,14 +105,19 @@ def naming(make: object, name: str | None = None) -> Iterator[None]:
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
     except RAISED as error:
-        raise NormError(f"{name or title(make)} raised {last_line(error, source_file(make))}") from error
+        what = last_line(error, source_file(make))
+        raise NormError(f"{name or title(make)} raised {what}") from error
 
 
 def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) -> nn.Module:
-    arguments = ", ".join([repr(size), *(f"{key}={value!r}" for key, value in keywords.items())])
-    with naming(make, f"{title(make)}({arguments})"):
-        is_named = first.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-        module = make(**{first.name: size}, **keywords) if is_named else make(size, **keywords)
+    arguments = [repr(size)]
+    for key, value in keywords.items():
+        arguments.append(f"{key}={value!r}")
+    with naming(make, f"{title(make)}({', '.join(arguments)})"):
+        if first.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            module = make(**{first.name: size}, **keywords)
+        else:
+            module = make(size, **keywords)
     if not isinstance(module, nn.Module):
         raise NormError(f"{title(make)} makes a {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -108,7 +125,8 @@ def _make(make: Maker, first: Parameter, size: Any, keywords: dict[str, Any]) ->
 
 def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return True if a copy of the module returns two rows in the shape of its input."""
-    x = torch.arange(2.0 * torch.Size(shape).numel()).sin().view(1, 2, *shape)
+    size = torch.Size(shape).numel()
+    x = torch.arange(2.0 * size).sin().view(1, 2, *shape)
     try:
         with naming(module), torch.random.fork_rng(devices=[]), torch.no_grad():
             require_same_shape(copy.deepcopy(module)(x), x, module)
@@ -127,9 +145,14 @@ def _keywords(make: Maker, parameters: list[Parameter], eps: float, bias: bool) 
     keywords = _known([parameter for parameter in parameters if parameter.name not in chosen], eps, bias)
     if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return [keywords]
-    more = {name: value for name, value in {"eps": eps, "bias": bias}.items() if name not in chosen}
-    some = [{name: more[name]} for name in ("bias", "eps") if name in more]
-    return [extra | keywords for extra in (more, *some, {})]
+    more = {"eps": eps, "bias": bias}
+    for name in chosen:
+        more.pop(name, None)
+    attempts = [more | keywords]
+    for name in ("bias", "eps"):
+        if name in more:
+            attempts.append({name: more[name]} | keywords)
+    return [*attempts, keywords]
 
 
 def _known(parameters: Iterable[Parameter], eps: float, bias: bool) -> dict[str, Any]:
@@ -138,7 +161,7 @@ def _known(parameters: Iterable[Parameter], eps: float, bias: bool) -> dict[str,
     for parameter in parameters:
         name, default = parameter.name, parameter.default
         is_flag = default is Parameter.empty or default is None or isinstance(default, bool)
-        if EPS.fullmatch(name):
+        if EPS_NAME.fullmatch(name):
             known[name] = eps
         elif is_flag and SHIFT_FLAG.fullmatch(name):
             known[name] = bias

@@ -10,7 +10,7 @@ import os.path
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,27 +37,46 @@ def locate(norm: str) -> Callable[..., Any]:
     file = file_of(norm)
     if file is None and (":" not in norm or is_registered(norm)):
         return lookup(norm)
-    place, _, name = norm.rpartition(":") if ":" in norm else (norm, "", "")
-    if file is None and is_registered(place):
+    place, name = norm, ""
+    if ":" in norm:
+        place, _, name = norm.rpartition(":")
+    if file is not None:
+        module = _from_file(file)
+    elif is_registered(place):
         raise NormError(f"the norm {place} takes no number, got {norm!r}")
-    module = _from_package(place) if file is None else _from_file(file)
+    else:
+        module = _from_package(place)
     member: Any = module
     for part in name.split("."):
         member = getattr(member, part, None)
     if callable(member):
         return member
-    classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type) and issubclass(cls, nn.Module)}
-    written_there = [name for name, cls in classes.items() if cls.__module__ == module.__name__]
-    shown = listing(difflib.get_close_matches(name, classes) or written_there or classes)
-    missing = f"{place} has no class {name!r}" if name else f"give a class as {place}:Name"
-    raise NormError(f"{missing}; its torch.nn.Module classes are {shown or 'none'}")
+    missing = f"give a class as {place}:Name"
+    if name:
+        missing = f"{place} has no class {name!r}"
+    raise NormError(f"{missing}; its torch.nn.Module classes are {_classes_like(name, module)}")
+
+
+def _classes_like(name: str, module: ModuleType) -> str:
+    """List a module's classes of torch modules for a message: those named nearly so, else those written there."""
+    classes = []
+    written_there = []
+    for known, cls in vars(module).items():
+        if isinstance(cls, type) and issubclass(cls, nn.Module):
+            classes.append(known)
+            if cls.__module__ == module.__name__:
+                written_there.append(known)
+    near = difflib.get_close_matches(name, classes)
+    return listing(near or written_there or classes) or "none"
 
 
 def file_of(norm: str) -> Path | None:
     """Return the file of "path/to/file.py:Name"; None for a name of another kind."""
     place = norm.rpartition(":")[0] or norm
     is_file = place.endswith(".py") or "/" in place or "\\" in place
-    return Path(os.path.expanduser(place)) if is_file else None  # "~" of an unknown user stays as it is
+    if not is_file:
+        return None
+    return Path(os.path.expanduser(place))  # "~" of an unknown user stays as it is
 
 
 def code_files(norm: Any) -> list[Path]:
@@ -65,30 +84,50 @@ def code_files(norm: Any) -> list[Path]:
 
     An installed package is not searched, since its version names it.
     """
-    file = file_of(norm) if isinstance(norm, str) else None
+    file = None
+    make = norm
+    if isinstance(norm, str):
+        file = file_of(norm)
     if file is None:
-        written = source_file(locate(norm) if isinstance(norm, str) else norm)
+        if isinstance(norm, str):
+            make = locate(norm)
+        written = source_file(make)
         if written is None or not Path(written).is_file():
             return []
         file = Path(written)
         if "site-packages" in file.parts or written.startswith(OURS):
             return [file]
-    files, waiting = list[Path](), [file]
+    files: list[Path] = []
+    waiting = [file]
     while waiting:
-        if (file := waiting.pop()) not in files:
+        file = waiting.pop()
+        if file not in files:
             files.append(file)
-            names = {name for line in IMPORTS.findall(file.read_text(errors="replace")) for name in WORDS.findall(line)}
-            is_in_package = (file.parent / "__init__.py").is_file()
-            for folder in [file.parent, file.parent.parent] if is_in_package else [file.parent]:
-                for name in sorted(names):
-                    waiting += filter(Path.is_file, [folder / f"{name}.py", *(folder / name).glob("*.py")])
+            waiting += _imported_files(file)
     return files
+
+
+def _imported_files(file: Path) -> list[Path]:
+    """Return the files beside a file, or beside its package, that an import in it may read."""
+    names: set[str] = set()
+    for line in IMPORTS.findall(file.read_text(errors="replace")):
+        names.update(WORDS.findall(line))
+    folders = [file.parent]
+    if (file.parent / "__init__.py").is_file():
+        folders.append(file.parent.parent)
+    found = []
+    for folder in folders:
+        for name in sorted(names):
+            found += [folder / f"{name}.py", *(folder / name).glob("*.py")]
+    return [path for path in found if path.is_file()]
 
 
 def source_file(make: object) -> str | None:
     """Return the file that a class, function or module is written in; None if there is none."""
     make = getattr(make, FUNCTION, make)
-    written: Any = type(make) if isinstance(make, nn.Module) else getattr(make, "func", make)
+    written: Any = getattr(make, "func", make)
+    if isinstance(make, nn.Module):
+        written = type(make)
     try:
         return inspect.getsourcefile(inspect.unwrap(written))
     except (TypeError, OSError):  # written in a session
@@ -104,15 +143,27 @@ def last_line(error: BaseException, file: str | None = None) -> str:
     """
     message = str(error).strip().partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
-        message, place = error.msg, f"{error.filename}, line {error.lineno}"
+        message = error.msg
+        place = f"{error.filename}, line {error.lineno}"
     else:
-        frames = traceback.extract_tb(error.__traceback__)
-        relevant = [frame for frame in frames if frame.filename == file] or [
-            frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith(OURS)
-        ]
-        frame = (relevant or frames)[-1]
+        frame = _relevant_frame(traceback.extract_tb(error.__traceback__), file)
         place = f"{frame.filename}, line {frame.lineno}"
-    return f"{type(error).__name__}{': ' if message else ''}{message} ({place})"
+    kind = type(error).__name__
+    if message:
+        kind += ": "
+    return f"{kind}{message} ({place})"
+
+
+def _relevant_frame(frames: Sequence[traceback.FrameSummary], file: str | None) -> traceback.FrameSummary:
+    """Return the last frame in the file, else the last outside installed packages and this one, else the last."""
+    in_file = []
+    outside = []
+    for frame in frames:
+        if frame.filename == file:
+            in_file.append(frame)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(OURS):
+            outside.append(frame)
+    return (in_file or outside or frames)[-1]
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -129,12 +180,13 @@ def _run(path: Path, source: bytes) -> ModuleType:
 
     The import system would trust cached bytecode by time stamp and size, so the source is compiled here.
     """
-    name = f"{path.stem}_{hashlib.sha256(bytes(path) + b':' + source).hexdigest()[:12]}"
+    version = hashlib.sha256(bytes(path) + b":" + source).hexdigest()
+    name = f"{path.stem}_{version[:12]}"
     module = sys.modules[name] = ModuleType(name)
-    module.__file__, folder = str(path), str(path.parent)
+    module.__file__ = str(path)
     linecache.checkcache(str(path))  # Triton reads the source of a kernel from there
     search_path = list(sys.path)
-    sys.path.append(folder)  # it can import its neighbours; at the end, so that they hide no other module
+    sys.path.append(str(path.parent))  # it can import its neighbours; at the end, so that they hide no other module
     try:
         with watched(name):
             exec(compile(source, path, "exec"), vars(module))
