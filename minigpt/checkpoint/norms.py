@@ -29,7 +29,8 @@ Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, o
 # Frozen norms as a plain GPT-2, which ``study/export.py`` writes: an eps so large that a norm divides by its root.
 PLAIN_CALIBRATION = [1.0, 1.0]  # the calibration of a frozen norm that divides by 1
 NORM_WEIGHT = re.compile(r"(.*\.)?(ln_1|ln_2|ln_f)\.weight")
-PLAIN_FORM: Pairs = [("*", "frozen")]  # the norms of such a checkpoint
+PLAIN_NORM = "frozen"  # the norm of such a checkpoint
+PLAIN_FORM: Pairs = [("*", PLAIN_NORM)]
 
 
 def norm_fields(model: GPT2) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.precision import precision_of
 from minigpt.judge.reading import Runner, Sample
 from minigpt.judge.reference import Reference
-from minigpt.judge.source import architecture_of
+from minigpt.judge.source import architecture_of, norm_in_ours
 from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
@@ -135,7 +135,7 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
     """Return our GPT-2 with the weights as the original's dtype rounds them."""
     recipe = Recipe(
         truth.place,
-        norm=None if truth.norm == "frozen" else "fused",
+        norm=norm_in_ours(truth.norm),
         attention="eager",
         arithmetic="reference",
         device=truth.device,

@@ -26,7 +26,7 @@ from minigpt.judge.prompts import TextsToRead
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read, read_logits
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import Layout
-from minigpt.judge.source import Source
+from minigpt.judge.source import Source, norm_in_ours
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
@@ -281,7 +281,7 @@ class TruthReader:
         """
         recipe = Recipe(
             self.source.place,
-            norm=None if self.source.norm == "frozen" else "fused",
+            norm=norm_in_ours(self.source.norm),
             attention=rounded.attention,
             arithmetic="reference",
             device=self.device,

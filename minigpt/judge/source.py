@@ -9,12 +9,13 @@ from torch import Tensor
 
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.contents import files_state, read_stable
-from minigpt.checkpoint.norms import PLAIN_FORM
+from minigpt.checkpoint.norms import PLAIN_FORM, PLAIN_NORM
 from minigpt.checkpoint.read import only_dtype, read_checkpoint
 from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.config import site_names
 from minigpt.errors import CheckpointError
 from minigpt.host import Shape, host_of
+from minigpt.norms import is_exact
 from minigpt.precision import resolve_dtype
 
 State = list[tuple[Path, int, int, int]]
@@ -105,6 +106,16 @@ class ReadFiles(Files):
         return dict(tensors), fields
 
 
+def norm_in_ours(norm: str) -> str | None:
+    """Return the norm that minigpt needs to compute what transformers computes with a norm: "fused" for a LayerNorm.
+
+    It is None for another: the checkpoint then has its own.
+    """
+    if is_exact(norm):
+        return "fused"
+    return None
+
+
 def architecture_of(place: Path) -> str | None:
     """Return the ``model_type`` of an architecture other than GPT-2, else None."""
     return Files.at(place).architecture
@@ -133,7 +144,7 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
         sites=site_names(checkpoint.config.n_layer),
         dtype=resolve_dtype(dtype) or only_dtype(checkpoint.tensors, place),
         weights=weights,
-        norm="frozen" if checkpoint.norms == PLAIN_FORM else "fused",
+        norm=PLAIN_NORM if checkpoint.norms == PLAIN_FORM else "fused",
         tensors=files.tensors()[0],
     )
 
