@@ -74,9 +74,7 @@ MAY_BE_TWICE = {"app", "build", "finetune", "generate", "parity", "perplexity", 
 # A class of transformers' under the name of ours, as its ``repr`` shows it:
 MAY_BE_TWICE |= {"FastConv1D"}
 # Those that are still to be renamed. The set only shrinks.
-ARE_TWICE = {
-    "ACTIVATIONS", "BLOCK", "COUNTS", "EPS", "ROWS", "Rows", "SCALES", "SETTINGS",
-}  # fmt: skip
+ARE_TWICE = {"ACTIVATIONS", "COUNTS", "ROWS", "Rows", "SETTINGS"}
 
 # Nodes of the syntax tree a statement: the most that a room may have. They only sink.
 MOST_NODES = {
