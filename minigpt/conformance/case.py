@@ -1,5 +1,6 @@
 """One question to a norm: tensors that are compared, at which dtypes, and the result."""
 
+import contextlib
 import dataclasses
 import enum
 import math
@@ -10,11 +11,20 @@ import torch
 
 from minigpt.conformance.compare import Outcome
 from minigpt.conformance.subject import Subject, Unsupported
+from minigpt.conformance.threads import one_thread
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.packages import NotSupported
 from minigpt.precision import DTYPES
 from minigpt.report.numerals import brief
+
+# The behaviours where threads share the work of a call, or may disturb it
+THREADED = (
+    "rows are independent of the batch",
+    "same input, same output",
+    "same input, same output, in training",
+    "calls are independent",
+)
 
 
 class Axis(enum.Enum):
@@ -185,16 +195,25 @@ class Case:
         """True if it compares gradients."""
         return self.group == "gradients"
 
+    @property
+    def is_threaded(self) -> bool:
+        """True if the norm runs on all threads of the process; else it runs on one."""
+        return self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.value in THREADED
+
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged."""
         outcomes = {}
-        for name, dtype in DTYPES.items():
-            refusal = subject.refusal(dtype)
-            if refusal:
-                outcomes[name] = Outcome(None, math.inf, note=refusal)
-                continue
-            outcomes[name] = self._at(subject.drawing_for(f"{self.name}, {name}"), dtype)
+        threads = contextlib.nullcontext() if self.is_threaded else one_thread()
+        with threads:
+            for name, dtype in DTYPES.items():
+                outcomes[name] = self._judged(subject, name, dtype)
         return CaseResult(self.name, self.group, self.tests, self.reason, outcomes, self.axis, self.value)
+
+    def _judged(self, subject: Subject, name: str, dtype: torch.dtype) -> Outcome:
+        refusal = subject.refusal(dtype)
+        if refusal:
+            return Outcome(None, math.inf, note=refusal)
+        return self._at(subject.drawing_for(f"{self.name}, {name}"), dtype)
 
     @torch.no_grad()
     def _at(self, subject: Subject, dtype: torch.dtype) -> Outcome:

@@ -24,6 +24,7 @@ from minigpt.conformance.found import (
 )
 from minigpt.conformance.rounding import otherwise_rounded
 from minigpt.conformance.subject import EPS, Subject
+from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import FAR_FROM_ZERO, ORDINARY
 from minigpt.errors import RAISED
 from minigpt.precision import DTYPES, HALVES
@@ -69,6 +70,7 @@ class Diagnosis:
     dtypes: frozenset[str] = frozenset()
 
 
+@one_thread()
 def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
     """Return what is wrong with a norm that failed some of these cases, most important first; at least one."""
     judged = set[str]().union(*(case.dtypes for case in results))

@@ -15,6 +15,7 @@ from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.mistakes import true_norm
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Built, Subject
+from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.errors import RAISED
 from minigpt.host import probe_norm
@@ -30,6 +31,7 @@ CONSTANTS = torch.linspace(8_200.1, 16_300.3, 12, dtype=torch.float64)[:, None] 
 OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since sqrt(eps) is 0.003
 
 
+@one_thread()
 def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     """Return the remarks on a norm, a sentence each."""
     sentences = [*refusals(results), *rounding(candidate)]
@@ -121,13 +123,14 @@ def pytorch_norm(x: Tensor, centers: bool) -> Tensor:
     return F.layer_norm(x, width) if centers else F.rms_norm(x, width, eps=1e-5)
 
 
+@one_thread()
 def second_derivatives(subject: Subject) -> list[str]:
     """Return a sentence if the norm has no second derivatives in float64, or wrong ones; training needs neither."""
     try:
         norm = subject.drawing_for("second derivatives").candidate(width=6, dtype=torch.float64).module.cpu()
         x = torch.linspace(-1, 1, 18, dtype=torch.float64).view(3, 6).sin().requires_grad_()
         leaves = (x, *norm.parameters())
-        right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False)
+        right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False, fast_mode=True)
     except RAISED:
         return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
     return [] if right else ["its second derivatives are wrong in float64; training needs only first ones"]

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
+from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
@@ -79,7 +80,7 @@ class Built:
         Raises:
             NormError: if the norm raises, or returns another shape or dtype.
         """
-        x.new_full(x.shape, torch.nan)  # then memory that it does not write holds NaN, and no earlier result
+        leave_nan(x)
         try:
             y = self.call(x)
         except NormError as error:
@@ -156,6 +157,12 @@ def first_rows(x: Tensor) -> Tensor:
     if x[..., 0].numel() <= PERIOD:
         return x
     return x.reshape(-1, x.shape[-1])[:PERIOD]
+
+
+@one_thread()
+def leave_nan(x: Tensor) -> None:
+    """Leave NaN in free memory of the size of ``x``: what a norm does not write is then no earlier result."""
+    x.new_full(x.shape, torch.nan)
 
 
 @dataclasses.dataclass
@@ -236,6 +243,7 @@ class Subject:
                 raise
             raise Unsupported(str(error)) from error
 
+    @one_thread()
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
         """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""
         count = math.prod(shape[:-1])

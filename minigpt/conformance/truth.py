@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from minigpt.conformance.threads import one_thread
+
 Rows = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
@@ -158,6 +160,7 @@ class TrueValues(NamedTuple):
     bound: Float[Tensor, "*dims"]
 
 
+@one_thread()
 def truth(
     x: Float[Tensor, "*rows width"],
     weight: Float[Tensor, " width"],
@@ -194,6 +197,7 @@ def truth(
     return TrueValues(scaled + shift, error + rounding)
 
 
+@one_thread()
 def gradient_truth(
     x: Float[Tensor, "*rows width"],
     weight: Float[Tensor, " width"],
