@@ -9,7 +9,7 @@ from minigpt.conformance.case import Axis, Case, CaseResult
 from minigpt.conformance.subject import Built, Subject
 from minigpt.report.numerals import brief
 
-FEW = {  # of the values on an axis of many
+FEW_VALUES = {  # of the values on an axis of many
     Axis.WIDTH: ("3", "1001", "4096"),
     Axis.ROWS: ("257",),
     Axis.BATCH: ("65",),
@@ -17,7 +17,7 @@ FEW = {  # of the values on an axis of many
 }
 FEW_GRADIENTS = {Axis.WIDTH: (), Axis.ROWS: ("257",), Axis.BATCH: (), Axis.SEQUENCE: ()}
 FEW_IN_WORDS = "widths 3, 64, 768, 1,001 and 4,096; up to 1,021 rows, 65 texts and 257 tokens"
-ROWS = "rows are independent of the batch"
+ROWS_ALONE = "rows are independent of the batch"
 SAME_WHEN_COPIED = "NaN-surrounded"  # a shape of an input whose memory does not reach another package
 
 
@@ -37,7 +37,7 @@ def asked_of(subject: Subject, cases: Sequence[Case]) -> list[Case]:
 def _has_few_shapes(case: Case) -> bool:
     if case.axis is Axis.SHAPE:
         return case.value != SAME_WHEN_COPIED
-    few = FEW_GRADIENTS if case.is_backward else FEW
+    few = FEW_GRADIENTS if case.is_backward else FEW_VALUES
     return case.axis not in few or case.value in few[case.axis]
 
 
@@ -55,7 +55,7 @@ def company(subject: Subject, results: Sequence[CaseResult]) -> list[str]:
     """Return a sentence if a row has other bits alone than among others, which packages beside PyTorch may give it."""
     if subject.repeats_bits:
         return []
-    errors = [case.worst_measured.error or 0.0 for case in results if case.name == ROWS]
+    errors = [case.worst_measured.error or 0.0 for case in results if case.name == ROWS_ALONE]
     if not errors or not errors[0]:
         return []
     return [f"a row has other bits alone than among others, within rounding: they differ by {brief(errors[0])}"]

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.cases import gradients
-from minigpt.conformance.found import FEW, UNKNOWN, FoundMistake, Mistakes, Results, first_dtype, of_cases, of_numbers
+from minigpt.conformance.found import (
+    MOST_LISTED,
+    UNKNOWN,
+    FoundMistake,
+    Mistakes,
+    Results,
+    first_dtype,
+    of_cases,
+    of_numbers,
+)
 from minigpt.conformance.found import wrong_at as dtypes_of
 from minigpt.conformance.mistakes import BACKWARD, SUMS, deviation_of, slope, true_norm
 from minigpt.conformance.probes import LIMIT, PROBES, best, distance, of_probes, with_few
@@ -23,7 +32,9 @@ SIGNS = {0: "it is 0", -1: "it has the wrong sign"}
 def of_gradients(subject: Subject, failed: Results, results: Results) -> Mistakes:
     """Return which gradients are wrong, and the formula that gives them, or where they are wrong."""
     cases = [case for case in failed if case.is_backward]
-    parts = set[str]().union(*(case.worst_measured.parts for case in cases))
+    parts = set[str]()
+    for case in cases:
+        parts |= case.worst_measured.parts
     mistakes: Mistakes = []
     for part in sorted(parts):
         of_part = [case for case in cases if part in case.worst_measured.parts]
@@ -53,7 +64,7 @@ def _where(cases: Results, results: Results) -> FoundMistake:
     some = of_numbers(cases, every, least=0.25)
     if some:
         return some[0]
-    if len(cases) <= FEW and len(cases) < len(every):
+    if len(cases) <= MOST_LISTED and len(cases) < len(every):
         inputs = ", ".join(case.axis.named(case.value) for case in cases)
         return of_cases(f"only for {inputs}", cases)
     outcomes = [case.worst_measured for case in cases]
@@ -82,7 +93,8 @@ class Probe(NamedTuple):
 
     def first_row_alone(self) -> Tensor:
         """Return the gradient of the first row in a batch of its own, times the deviation."""
-        x, dy = (tensor.view(self.rows.shape)[:1].clone() for tensor in (self.x, self.dy))
+        x = self.x.view(self.rows.shape)[:1].clone()
+        dy = self.dy.view(self.rows.shape)[:1].clone()
         alone = gradients(self.norm, self.norm, x, dy)["input"]
         return alone.cpu().double() * self.deviation[:1]
 
@@ -97,7 +109,8 @@ class Probe(NamedTuple):
         s = true_norm(self.rows, self.centers)
         for name, terms in SUMS[part].items():
             value = terms(self.incoming, self.rows, s, self.weight).sum(0)
-            formulas.append(([name] if name else [], value))
+            names = list(filter(None, [name]))
+            formulas.append((names, value))
         return formulas
 
 
@@ -109,7 +122,8 @@ def probe_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Pr
     spread = torch.logspace(-2, 1, rows, dtype=torch.float64)[:, None]
     x = subject.put(spread * ordinary(rows, width, subject.generator), dtype).view(shape)
     dy = subject.rows(*shape, dtype=dtype)
-    wide_x, wide_dy = (tensor.detach().cpu().double().view(rows, width) for tensor in (x, dy))
+    wide_x = x.detach().cpu().double().view(rows, width)
+    wide_dy = dy.detach().cpu().double().view(rows, width)
     weight = norm.module.weight.detach().cpu().double()
     deviation = deviation_of(wide_x, subject.centers)
     return Probe(norm, x, dy, wide_x, wide_dy, weight, deviation, subject.centers)
@@ -123,20 +137,23 @@ def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...],
     limit = LIMIT + 2 * u
     if part != "input":
         limit += u * math.sqrt(rows) / 4
-    named = best(((names, distance(value, expected)) for names, expected in formulas), limit)
+    distances = [(names, distance(value, expected)) for names, expected in formulas]
+    named = best(distances, limit)
     if named is not None:
         return named
     _, true = formulas[0]
     factor = ((value * true).sum() / true.square().sum()).item()
     if distance(value, factor * true) <= limit:
         is_mean = part != "input" and abs(rows * factor - 1) < 1e-2
-        return ["it is the mean over the rows, not the sum" if is_mean else multiplied(factor)]
+        if is_mean:
+            return ["it is the mean over the rows, not the sum"]
+        return [name_of_factor(factor)]
     if part == "input" and distance(probe.first_row_alone(), value[:1]) > limit:
         return ["that of a row depends on the other rows of the batch"]
     return None
 
 
-def multiplied(factor: float) -> str:
+def name_of_factor(factor: float) -> str:
     """Return the name of a constant factor."""
     for number, name in SIGNS.items():
         if abs(factor - number) < 1e-3:
@@ -146,4 +163,6 @@ def multiplied(factor: float) -> str:
 
 def factor_digits(factor: float) -> str:
     """Return a factor with the digits that tell it from 1."""
-    return f"{factor:.3g}" if abs(factor - 1) > 0.01 else f"{factor:.6g}"
+    if abs(factor - 1) > 0.01:
+        return f"{factor:.3g}"
+    return f"{factor:.6g}"

@@ -86,7 +86,7 @@ class CaseResult:
     def raised_at(self) -> dict[str, str]:
         """The norm's error at each dtype where nothing was measured."""
         raised = self.failed_at - self.wrong_at
-        return {dtype: outcome.note for dtype, outcome in self.outcomes.items() if dtype in raised}
+        return {dtype: self.outcomes[dtype].note for dtype in self.outcomes if dtype in raised}
 
     @property
     def dtypes(self) -> dict[str, bool]:
@@ -122,9 +122,11 @@ class CaseResult:
             return f"not judged: {worst.note}"
         if worst.error is None:
             return worst.note
-        where = [worst.note] if worst.note else []
+        where = []
         if len(self.outcomes) > 1:
-            where.insert(0, self._dtype_of(worst))
+            where.append(self._dtype_of(worst))
+        if worst.note:
+            where.append(worst.note)
         if worst.error == 0 or not where:
             return ""
         return f"worst at {', '.join(where)}"
@@ -158,16 +160,20 @@ class CaseResult:
         }
 
     def __str__(self) -> str:
-        return f"{'pass' if self.passed else 'FAIL'} {self.summary}"
+        verdict = "pass" if self.passed else "FAIL"
+        return f"{verdict} {self.summary}"
 
     @property
     def summary(self) -> str:
         """The name, the error beside its bound, and where."""
-        worst, words = self.worst, self.name
+        worst = self.worst
+        words = self.name
         if worst.error is not None:
             words += f": error {brief(worst.error)}, bound {brief(worst.bound)}"
         notes = ", ".join(filter(None, (self.note, worst.place)))
-        return f"{words} ({notes})" if notes else words
+        if notes:
+            words += f" ({notes})"
+        return words
 
 
 Compare = Callable[[Subject, torch.dtype], Iterator[Outcome]]
@@ -203,7 +209,9 @@ class Case:
     def run(self, subject: Subject) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged."""
         outcomes = {}
-        threads = contextlib.nullcontext() if self.is_threaded else one_thread()
+        threads = contextlib.nullcontext()
+        if not self.is_threaded:
+            threads = one_thread()
         with threads:
             for name, dtype in DTYPES.items():
                 outcomes[name] = self._judged(subject, name, dtype)
@@ -230,6 +238,8 @@ class Case:
             return Outcome(False, math.inf, note=str(error))
         except RAISED as error:
             return Outcome(False, math.inf, note=f"it raises {last_line(error)}")
-        parts = frozenset[str]().union(*(outcome.parts for outcome in outcomes))
+        parts = set[str]()
+        for outcome in outcomes:
+            parts |= outcome.parts
         worst = max(outcomes, key=lambda outcome: outcome.ratio)
-        return dataclasses.replace(worst, parts=parts)
+        return dataclasses.replace(worst, parts=frozenset(parts))

@@ -20,7 +20,7 @@ from minigpt.precision import HALVES
 
 # Those around the powers of two that kernels are written for, GPT-2's, and one that no block of a kernel divides
 POWERS = [power + side for power in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192) for side in (-1, 0, 1)]
-WIDTHS = sorted({2, 3, 34, 36, 40, 48, 96, 192, 768, 1001, 1280, 1600, 16_384, *POWERS})
+CASE_WIDTHS = sorted({2, 3, 34, 36, 40, 48, 96, 192, 768, 1001, 1280, 1600, 16_384, *POWERS})
 # A block of threads has 64, 256 or 1,024, and CUDA's grid ends at 65,535 in two of its three dimensions
 SIZES = (1, 2, 64, 65, 256, 257, 1024, 1025, 65_536, 65_537)
 RANKS = ("2-D", "3-D", "4-D")
@@ -140,8 +140,8 @@ Table = dict[str, Input]  # the input of a case, by the value on its axis
 
 
 def rows_of_width() -> Table:
-    """Return inputs of each width of ``WIDTHS``."""
-    return {str(width): Input((33 if width < 1100 else 7, width)) for width in WIDTHS}
+    """Return inputs of each width of ``CASE_WIDTHS``."""
+    return {str(width): Input((33 if width < 1100 else 7, width)) for width in CASE_WIDTHS}
 
 
 def sizes() -> dict[Axis, Table]:
@@ -237,7 +237,7 @@ def gradients(
 
 FROZEN = "a frozen tensor takes no gradient, and the others still get theirs"
 TWICE = "the bound on values, once for the standardized row and once for its product with the incoming gradient"
-SETTINGS = {
+GRADIENT_SETTINGS = {
     "dy expanded": (
         "strides of the incoming gradient",
         Input((12, 64), lay_gradient=lambda dy: dy[:1, :1].expand_as(dy)),
@@ -257,7 +257,7 @@ def gradient_case(axis: Axis, value: str, tests: str, one: Input) -> Case:
 def gradient_cases() -> list[Case]:
     """Return the cases that compare gradients with float64, in the order in which they run."""
     cases = []
-    for name, (tests, one) in SETTINGS.items():
+    for name, (tests, one) in GRADIENT_SETTINGS.items():
         cases.append(gradient_case(Axis.GRADIENT, name, tests, one))
     for name in ("input", "weight", "bias"):
         cases.append(gradient_case(Axis.GRADIENT, f"frozen {name}", FROZEN, Input((12, 64), frozen=name)))

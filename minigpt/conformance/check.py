@@ -13,10 +13,10 @@ import torch
 from minigpt.conformance.arrays import asked_of, company, coverage, unasked
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import Case, CaseResult
-from minigpt.conformance.cases import COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES, WIDTHS
-from minigpt.conformance.diagnosis import Diagnosis, diagnoses
+from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
+from minigpt.conformance.diagnosis import NamedMistake, diagnoses
 from minigpt.conformance.remarks import remarks, second_derivatives
-from minigpt.conformance.subject import EPS, Subject
+from minigpt.conformance.subject import GPT2_EPS, Subject
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import NormError
 from minigpt.files import finite
@@ -32,7 +32,7 @@ from minigpt.watch import watched
 UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
 COVERAGE = (
-    f"{len(WIDTHS)} widths to {WIDTHS[-1]:,}; rows, texts and tokens to {SIZES[-1]:,}; 2 to 4 dimensions; "
+    f"{len(CASE_WIDTHS)} widths to {CASE_WIDTHS[-1]:,}; rows, texts and tokens to {SIZES[-1]:,}; 2 to 4 dimensions; "
     "values, gradients, calls, modes and torch.compile"
 )
 
@@ -49,7 +49,7 @@ class ConformanceReport:
     versions: dict[str, str]
     notes: list[str]  # remarks, for example on an eps that cannot be set
     cases: list[CaseResult]
-    mistakes: list[Diagnosis]  # empty if the norm passed
+    mistakes: list[NamedMistake]  # empty if the norm passed
     coverage: str = COVERAGE
 
     @property
@@ -60,7 +60,12 @@ class ConformanceReport:
     @cached_property
     def dtypes(self) -> dict[str, bool]:
         """True or False for each dtype: the norm is of its kind or not. A dtype that no case judged is absent."""
-        return {dtype: all(passed) for dtype in DTYPES if (passed := self._passed(dtype))}
+        by_dtype = {}
+        for dtype in DTYPES:
+            passed = self._passed(dtype)
+            if passed:
+                by_dtype[dtype] = all(passed)
+        return by_dtype
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
@@ -73,11 +78,17 @@ class ConformanceReport:
     def _verdict(self, dtype: str) -> str:
         passed = self._passed(dtype)
         if not passed:
-            reasons = (case.refused[dtype] for case in self.cases if dtype in case.refused)
-            return f"not judged: {next(reasons, 'no case was asked at it')}"
-        if failed := passed.count(False):
+            return f"not judged: {self._refusal(dtype)}"
+        failed = passed.count(False)
+        if failed:
             return f"not {KINDS[self.kind]}: {failed} of {len(passed)} cases fail"
         return f"{KINDS[self.kind]}: {len(passed)} of {len(passed)} cases pass"
+
+    def _refusal(self, dtype: str) -> str:
+        for case in self.cases:
+            if dtype in case.refused:
+                return case.refused[dtype]
+        return "no case was asked at it"
 
     @cached_property
     def failures(self) -> list[CaseResult]:
@@ -91,22 +102,39 @@ class ConformanceReport:
 
     def diagnoses_at(self, dtype: str) -> list[str]:
         """Return the diagnoses, those of ``dtype`` before those of other dtypes."""
-        is_of_others = lambda mistake: bool(mistake.dtypes) and dtype not in mistake.dtypes  # noqa: E731
-        return [mistake.sentence for mistake in sorted(self.mistakes, key=is_of_others)]
+        here: list[str] = []
+        elsewhere: list[str] = []
+        for mistake in self.mistakes:
+            is_of_others = bool(mistake.dtypes) and dtype not in mistake.dtypes
+            sentences = elsewhere if is_of_others else here
+            sentences.append(mistake.sentence)
+        return here + elsewhere
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types; a number that is not finite is null."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields.pop("mistakes")
-        coverage = fields.pop("coverage")
-        fields["cases"] = [case.to_dict() for case in self.cases]
-        fields |= {"diagnoses": self.diagnoses, "dtypes": self.dtypes, "coverage": coverage}
-        return finite({"verdict": "pass" if self.passed else "fail", **fields})
+        return finite(
+            {
+                "verdict": "pass" if self.passed else "fail",
+                "norm": self.norm,
+                "kind": self.kind,
+                "device": self.device,
+                "eps": self.eps,
+                "seed": self.seed,
+                "versions": self.versions,
+                "notes": self.notes,
+                "cases": [case.to_dict() for case in self.cases],
+                "diagnoses": self.diagnoses,
+                "dtypes": self.dtypes,
+                "coverage": self.coverage,
+            }
+        )
 
     def __str__(self) -> str:
         """Return the verdict, the diagnoses, the failed cases and the notes, a line each."""
-        wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
-        judgement = f"is {KINDS[self.kind]}" if self.passed else f"is not {KINDS[self.kind]} at {wrong}"
+        judgement = f"is {KINDS[self.kind]}"
+        if not self.passed:
+            wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
+            judgement = f"is not {KINDS[self.kind]} at {wrong}"
         counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
         lines = [f"diagnosis: {diagnosis}" for diagnosis in self.diagnoses]
         lines += [str(case) for case in self.failures]
@@ -151,10 +179,12 @@ def check_norm(
     device = resolve_device(device)
     require_values(device)
     norm = with_arrays(norm, arrays)
-    kind = claim_of(norm) or "layer_norm" if kind is None else kind
+    if kind is None:
+        kind = claim_of(norm) or "layer_norm"
     if kind not in KINDS:
         raise NormError(f"the kind of a norm must be {' or '.join(KINDS)}, got {kind!r}")
-    seed = secrets.randbelow(2**31) if seed is None else seed
+    if seed is None:
+        seed = secrets.randbelow(2**31)
     subject = Subject(norm, device, seed, centers=kind == "layer_norm")
     chosen = asked_of(subject, _matching(cases))
     groups = list(dict.fromkeys(case.group for case in chosen))
@@ -168,10 +198,12 @@ def check_norm(
         subject = subject.tried()
         for group in groups:
             begin(f"checking {group}")
-            results += [case.run(subject) for case in chosen if case.group == group]
+            for case in chosen:
+                if case.group == group:
+                    results.append(case.run(subject))
         said = [*notes(candidate.module), *unasked(subject, candidate), *company(subject, results)]
         said += remarks(subject, candidate, results)
-        mistakes: list[Diagnosis] = []
+        mistakes: list[NamedMistake] = []
         if all(result.passed for result in results):
             if subject.array_function is None:
                 said += second_derivatives(subject)
@@ -181,8 +213,18 @@ def check_norm(
     require_on(norm, device)
     if changes:
         said.append(f"it changes the process: {', '.join(changes)}")
-    covered = coverage(subject, candidate, COVERAGE)
-    return ConformanceReport(subject.name, kind, str(device), EPS, seed, software(), said, results, mistakes, covered)
+    return ConformanceReport(
+        norm=subject.name,
+        kind=kind,
+        device=str(device),
+        eps=GPT2_EPS,
+        seed=seed,
+        versions=software(),
+        notes=said,
+        cases=results,
+        mistakes=mistakes,
+        coverage=coverage(subject, candidate, COVERAGE),
+    )
 
 
 def case_names() -> list[str]:
@@ -190,9 +232,15 @@ def case_names() -> list[str]:
     return [case.name for case in CASES]
 
 
+def _is_asked(case: Case, patterns: list[str]) -> bool:
+    return any(fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern) for pattern in patterns)
+
+
 def _matching(cases: str | Iterable[str]) -> list[Case]:
-    patterns = [cases] if isinstance(cases, str) else list(cases)
-    chosen = [case for case in CASES if any(fnmatchcase(name, p) for p in patterns for name in (case.name, case.group))]
+    if isinstance(cases, str):
+        cases = [cases]
+    patterns = list(cases)
+    chosen = [case for case in CASES if _is_asked(case, patterns)]
     if not chosen:
         groups = ", ".join(dict.fromkeys(case.group for case in CASES))
         raise NormError(f"no case matches {' or '.join(map(repr, patterns))}; the groups of cases are {groups}")

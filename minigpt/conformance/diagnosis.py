@@ -13,7 +13,7 @@ from minigpt.conformance.behaviour import MIXED_PRECISION
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.cases import RANKS
 from minigpt.conformance.found import (
-    MOST,
+    MOST_PATTERNS,
     UNKNOWN,
     Mistakes,
     Results,
@@ -23,7 +23,7 @@ from minigpt.conformance.found import (
     wrong_at,
 )
 from minigpt.conformance.rounding import otherwise_rounded
-from minigpt.conformance.subject import EPS, Subject
+from minigpt.conformance.subject import GPT2_EPS, Subject
 from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import FAR_FROM_ZERO, ORDINARY
 from minigpt.errors import RAISED
@@ -51,10 +51,10 @@ INPUTS = {
     "any mode": "its values depend on training mode, or on whether gradients are kept",
     "rows are independent of the batch": "a row depends on its batch",
 }
-SETTINGS = {
+OF_SETTINGS = {
     "no bias": "wrong only without a bias",
     "autocast": "wrong only under autocast",
-    "another eps": f"wrong with another eps than {EPS:g}, as if the argument were ignored",
+    "another eps": f"wrong with another eps than {GPT2_EPS:g}, as if the argument were ignored",
     "compiled equals eager": "it differs under torch.compile",
 }
 ROUNDINGS = {"roundings": "it rounds otherwise than once, or before the weight multiplies the row and after"}
@@ -63,7 +63,7 @@ CANCELS = "wrong only for mean far from 0, where a difference of squares, E[x^2]
 
 
 @dataclasses.dataclass(frozen=True)
-class Diagnosis:
+class NamedMistake:
     """A sentence that names a mistake, and the names of the dtypes that show it; none if all do."""
 
     sentence: str
@@ -71,24 +71,28 @@ class Diagnosis:
 
 
 @one_thread()
-def diagnoses(subject: Subject, results: Results) -> list[Diagnosis]:
+def diagnoses(subject: Subject, results: Results) -> list[NamedMistake]:
     """Return what is wrong with a norm that failed some of these cases, most important first; at least one."""
-    judged = set[str]().union(*(case.dtypes for case in results))
+    judged = set[str]()
+    for case in results:
+        judged |= case.dtypes.keys()
     diagnoses = []
     for sentence, dtypes in seen_mistakes(subject, results):
         if not dtypes or dtypes == judged:
-            diagnoses.append(Diagnosis(sentence))
+            diagnoses.append(NamedMistake(sentence))
             continue
         at = _listed(dtypes)
         if at not in sentence:
             sentence = f"{sentence}, at {at}"
-        diagnoses.append(Diagnosis(sentence, frozenset(dtypes)))
+        diagnoses.append(NamedMistake(sentence, frozenset(dtypes)))
     return diagnoses
 
 
 def _listed(dtypes: set[str]) -> str:
     *first, last = sorted(dtypes)
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 def seen_mistakes(subject: Subject, results: Results) -> Mistakes:
@@ -130,7 +134,9 @@ def _raised(results: Results, mistakes: Mistakes) -> Mistakes:
 def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
     """Return True for gradients that raise after another mistake, and for another dtype out after one at this dtype."""
     if case.value == MIXED_PRECISION:
-        explained = set[str]().union(*(dtypes or DTYPES for _, dtypes in mistakes))
+        explained = set[str]()
+        for _, dtypes in mistakes:
+            explained |= dtypes or DTYPES.keys()
         return at <= explained
     return bool(mistakes) and case.group in ("gradients", "compile")
 
@@ -141,8 +147,11 @@ def _of_values(subject: Subject, failed: Results, results: Results, *, is_called
     if "float32" in ordinary_at:
         return of_outputs(subject, "float32", failed, results)
     mistakes: Mistakes = []
-    others = [case.beside(ordinary_at) for case in failed]
-    others = [case for case in others if case.wrong_at]
+    others = []
+    for case in failed:
+        other = case.beside(ordinary_at)
+        if other.wrong_at:
+            others.append(other)
     if others and not is_called_wrongly:
         mistakes += of_some_inputs(subject, others, results)
     for dtype in DTYPES:
@@ -175,9 +184,9 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
         return [of_cases(CANCELS, kinds)]
     # most mistakes of one table fail the cases of the next, so the first one counts
     mistakes = _of_inputs(failed, results)
-    for table in (SETTINGS, ROUNDINGS, SLOPE):
+    for table in (OF_SETTINGS, ROUNDINGS, SLOPE):
         mistakes = mistakes or _of_behaviours(failed, table)
-    return mistakes[:MOST]
+    return mistakes[:MOST_PATTERNS]
 
 
 def _of_roundings(subject: Subject, at: set[str]) -> Mistakes:
@@ -212,7 +221,11 @@ def _together(sentence: str, failed: Results, axis: Axis) -> Mistakes:
 
 def _of_behaviours(failed: Results, sentences: dict[str, str]) -> Mistakes:
     behaviours = {case.value: case for case in failed if case.axis is Axis.BEHAVIOUR}
-    return [of_cases(sentences[name], [behaviours[name]]) for name in sentences if name in behaviours]
+    mistakes = []
+    for name, sentence in sentences.items():
+        if name in behaviours:
+            mistakes.append(of_cases(sentence, [behaviours[name]]))
+    return mistakes
 
 
 # --- All outputs ---
@@ -220,8 +233,11 @@ def _of_behaviours(failed: Results, sentences: dict[str, str]) -> Mistakes:
 
 def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -> Mistakes:
     """Return what is wrong with a norm whose ordinary rows are wrong at the dtype of this name."""
-    dtype, subject = DTYPES[name], subject.drawing_for("diagnosis")
-    at = {name} if name != "float32" else set[str]()
+    dtype = DTYPES[name]
+    subject = subject.drawing_for("diagnosis")
+    at = set[str]()  # float32's mistake is the norm's
+    if name != "float32":
+        at.add(name)
     here = [case for case in failed if name in case.wrong_at]
     shown = [case for case in here if case.name == ORDINARY.name]
     worst = shown[0].outcomes[name]
@@ -245,11 +261,14 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
     return [(sentence, at) for sentence in sentences]
 
 
+def _of_ranks(cases: Results) -> Results:
+    return [case for case in cases if case.axis is Axis.SHAPE and case.value in RANKS]
+
+
 def _of_ranks_and_sizes(failed: Results, results: Results) -> Mistakes:
     """Return at which widths, sizes or ranks a norm is wrong, if it is right at a quarter of them at least."""
     mistakes: Mistakes = []
-    ranks = [case for case in failed if case.axis is Axis.SHAPE and case.value in RANKS]
-    judged = [case for case in results if case.axis is Axis.SHAPE and case.value in RANKS]
+    ranks, judged = _of_ranks(failed), _of_ranks(results)
     if 0 < len(ranks) < len(judged):
         names = ", ".join(case.value for case in ranks)
         mistakes.append(of_cases(f"wrong only for {names} input", ranks))

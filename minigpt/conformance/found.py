@@ -7,7 +7,7 @@ import torch
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.precision import DTYPES
 
-FEW, MOST = 6, 3  # items that are listed, and patterns
+MOST_LISTED, MOST_PATTERNS = 6, 3  # items that are listed, and patterns
 UNKNOWN = "no known mistake fits"
 NUMBERS = (Axis.WIDTH, Axis.ROWS, Axis.BATCH, Axis.SEQUENCE)
 
@@ -18,15 +18,20 @@ Mistakes = list[FoundMistake]
 
 def of_cases(sentence: str, cases: Results) -> FoundMistake:
     """Return a mistake that these cases show, with the place that is wrong in their tensors."""
-    places = [case.worst_measured.place for case in cases if case.worst_measured.place]
-    if places:
-        sentence = f"{sentence} ({places[-1]})"
+    last = ""
+    for case in cases:
+        last = case.worst_measured.place or last
+    if last:
+        sentence = f"{sentence} ({last})"
     return sentence, wrong_at(cases)
 
 
 def wrong_at(cases: Results) -> set[str]:
     """Return the names of the dtypes at which some of these cases have wrong numbers."""
-    return set[str]().union(*(case.wrong_at for case in cases))
+    names = set[str]()
+    for case in cases:
+        names |= case.wrong_at
+    return names
 
 
 def first_dtype(names: set[str]) -> torch.dtype:
@@ -51,5 +56,8 @@ def of_numbers(failed: Results, results: Results, *, least: float = 0.0) -> Mist
 
 
 def _listed(wrong: Results, of: int) -> str:
-    names = ", ".join(case.value for case in wrong[:FEW])
-    return f"{names} and {len(wrong) - FEW} more of {of}" if len(wrong) > FEW else names
+    names = ", ".join(case.value for case in wrong[:MOST_LISTED])
+    more = len(wrong) - MOST_LISTED
+    if more > 0:
+        return f"{names} and {more} more of {of}"
+    return names

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.conformance.subject import EPS
+from minigpt.conformance.subject import GPT2_EPS
 
 WRONG = "normalizes over the wrong dimension: over {} of a (batch, sequence, width) input"
 DIMENSIONS = {
@@ -54,8 +54,8 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "eps is added twice, to the variance and to the deviation": lambda v, eps: torch.sqrt(v + eps) + eps,
     "it divides by the variance: a square root is missing": lambda variance, eps: variance + eps,
 }
-EPSILONS = {"": EPS, "eps is left out": 0.0}
-EPSILONS |= {f"eps looks like {eps:g}, not {EPS:g}": eps for eps in (1e-3, 1e-4, 5e-6, 1e-6, 1e-7, 1e-8, 1e-12)}
+EPS_CHOICES = {"": GPT2_EPS, "eps is left out": 0.0}
+EPS_CHOICES |= {f"eps looks like {eps:g}, not {GPT2_EPS:g}": eps for eps in (1e-3, 1e-4, 5e-6, 1e-6, 1e-7, 1e-8, 1e-12)}
 AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "": lambda y, scale, shift: y * scale + shift,
     "the shift is ignored": lambda y, scale, shift: y * scale,
@@ -70,7 +70,7 @@ AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "the shift is read one column too early": lambda y, scale, shift: y * scale + shift.roll(1),
 }
 TABLES: dict[bool, list[Mapping[str, Any]]] = {
-    centers: [DIMENSIONS, means, SPREADS, DIVISORS, EPSILONS, AFFINES] for centers, means in MEANS.items()
+    centers: [DIMENSIONS, means, SPREADS, DIVISORS, EPS_CHOICES, AFFINES] for centers, means in MEANS.items()
 }
 
 # The gradient of the input is (g - first * mean(g) - second * s * mean(g * s)) / deviation, with g = dy * weight
@@ -97,7 +97,7 @@ TERMS = {
         "the second term is subtracted twice": (0.0, 2.0),
     },
 }
-COUNTS = {  # how many fewer than n each of the two means is over
+FEWER_THAN_N = {  # how many fewer than n each of the two means is over
     "": (0, 0),
     "means are over n - 1": (1, 1),
     "the second term, s * mean(g * s), is over n - 1": (0, 1),
@@ -107,10 +107,10 @@ DIVISIONS: dict[str, Callable[[Tensor], Tensor | float]] = {
     "": lambda deviation: deviation,
     "it is not divided by the deviation": lambda deviation: 1.0,
     "it is divided by the variance": lambda deviation: deviation**2,
-    "eps is left out": lambda deviation: (deviation**2 - EPS).sqrt(),
+    "eps is left out": lambda deviation: (deviation**2 - GPT2_EPS).sqrt(),
 }
 BACKWARD: dict[bool, list[Mapping[str, Any]]] = {
-    centers: [INCOMING, terms, COUNTS, DIVISIONS] for centers, terms in TERMS.items()
+    centers: [INCOMING, terms, FEWER_THAN_N, DIVISIONS] for centers, terms in TERMS.items()
 }
 SUMS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]] = {  # of dy, x, its norm, the weight
     "weight": {
@@ -141,7 +141,7 @@ def true_norm(x: Tensor, centers: bool) -> Tensor:
 def deviation_of(x: Tensor, centers: bool) -> Tensor:
     """Return what the rows (rows, 1) of a LayerNorm, or of an RMSNorm, are divided by, in float64."""
     mean_square = x.var(-1, correction=0, keepdim=True) if centers else x.square().mean(-1, keepdim=True)
-    return torch.sqrt(mean_square + EPS)
+    return torch.sqrt(mean_square + GPT2_EPS)
 
 
 def slope(parts: Sequence[Any], x: Tensor, dy: Tensor, weight: Tensor, centers: bool) -> Tensor:

@@ -19,17 +19,24 @@ PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)
 
 def agreed(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return the mistakes of the formula of the outputs."""
-    return of_probes({probe: closest_formula(subject, dtype, shape) for probe, shape in PROBES.items()})
+    by_probe = {}
+    for probe, shape in PROBES.items():
+        by_probe[probe] = closest_formula(subject, dtype, shape)
+    return of_probes(by_probe)
 
 
 def of_probes(by_probe: Mapping[str, list[str] | None]) -> list[str]:
     """Return the mistakes that explain every probe but those that are right; none if a probe is unexplained."""
     wrong = {probe: mistakes for probe, mistakes in by_probe.items() if mistakes != []}
-    first = next(iter(wrong.values()), None)
-    if not first or any(mistakes != first for mistakes in wrong.values()):
+    if not wrong:
         return []
-    where = f", at {' and '.join(wrong)} only" if len(wrong) < len(by_probe) else ""
-    return [f"{mistake}{where}" for mistake in first]
+    first, *others = wrong.values()
+    if not first or any(mistakes != first for mistakes in others):
+        return []
+    if len(wrong) == len(by_probe):
+        return first
+    where = f"at {' and '.join(wrong)} only"
+    return [f"{mistake}, {where}" for mistake in first]
 
 
 @torch.no_grad()
@@ -48,13 +55,16 @@ def ask(
 
 def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> list[str] | None:
     """Return the mistakes of the formula that gives the norm's outputs best; None if none does."""
-    least = -4 if dtype in HALVES else -6
+    least = -6
+    if dtype in HALVES:
+        least = -4
     deviation = torch.logspace(least, 3, 24, dtype=torch.float64).view(*shape[:-1], 1)
     x = (deviation * (1 + normal(subject.generator, *shape))).to(dtype).double()
     scale = (1 + 2 * normal(subject.generator, shape[-1])).to(dtype).double()
     shift = (1 + normal(subject.generator, shape[-1])).to(dtype).double()
     y = ask(subject, x, scale, shift, dtype)
-    x, y = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (x, y))  # (B, T, C)
+    x = x.view(-1, *x.shape[-2:])  # (B, T, C)
+    y = y.view(x.shape)
     formulas = []
     for names, parts in with_few(TABLES[subject.centers]):
         formulas.append((names, distance(y, formula(x, scale, shift, parts))))
@@ -75,7 +85,10 @@ def _choices(tables: Sequence[Mapping[str, Any]], wrong: tuple[int, ...]) -> lis
     parts = []
     for at, table in enumerate(tables):
         right, *mistakes = table.items()
-        parts.append(mistakes if at in wrong else [right])
+        if at in wrong:
+            parts.append(mistakes)
+        else:
+            parts.append([right])
     choices = []
     for choice in itertools.product(*parts):
         names = [name for name, _ in choice if name]
@@ -112,8 +125,11 @@ def precision(subject: Subject, dtype: torch.dtype) -> list[str]:
 
 
 def _fits_narrower(y: Tensor, u: float) -> bool:
-    narrower = [dtype for dtype in PRECISIONS if PRECISIONS[dtype].result > u]
-    return any(torch.equal(y.to(dtype).double(), y) for dtype in narrower)
+    for dtype, precision in PRECISIONS.items():
+        is_narrower = precision.result > u
+        if is_narrower and torch.equal(y.to(dtype).double(), y):
+            return True
+    return False
 
 
 def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
@@ -132,7 +148,9 @@ def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
     if group < 64 and changed[:group].all():
         return [f"each {group} of the 64 values of a row are normalized by themselves"]
     alone = torch.cat([ask(subject, row, dtype=dtype) for row in x.split(1)])
-    return ["a row depends on its batch"] if distance(alone, y) > 1e-3 else []
+    if distance(alone, y) > 1e-3:
+        return ["a row depends on its batch"]
+    return []
 
 
 def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:

@@ -25,7 +25,7 @@ from minigpt.report.numerals import brief
 Results = Sequence[CaseResult]
 
 OVERFLOW = 1e18  # its square is in float32, and the sum of 768 of them is not
-NARROW, WIDE = 64, 4096
+NARROW_WIDTH, WIDE = 64, 4096
 GROWTH = 4  # times PyTorch's own error. Sums in 8 lanes and more stay below 2 at this width; a serial sum has 10
 CONSTANTS = torch.linspace(8_200.1, 16_300.3, 12, dtype=torch.float64)[:, None]  # most sums of many are not exact
 OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since sqrt(eps) is 0.003
@@ -34,7 +34,7 @@ OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since
 @one_thread()
 def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     """Return the remarks on a norm, a sentence each."""
-    sentences = [*refusals(results), *rounding(candidate)]
+    sentences = [*refusals(results), *rounding_remark(candidate)]
     if any("float32" in case.failed_at for case in results):
         return sentences
     of_cases: list[tuple[str, Callable[[Subject], list[str]]]] = [
@@ -64,8 +64,10 @@ def mixed_precision(subject: Subject) -> list[str]:
         except RAISED as error:
             return [f"it refuses {rows} rows with a float32 scale and shift, as PyTorch's own does on CUDA: {error}"]
         if y.dtype != dtype:
-            like = "" if subject.centers else ", as with Llama's norms in transformers"
-            return [f"{rows} rows with a float32 scale come out in {dtype_name(y.dtype)}{like}"]
+            sentence = f"{rows} rows with a float32 scale come out in {dtype_name(y.dtype)}"
+            if not subject.centers:
+                sentence += ", as with Llama's norms in transformers"
+            return [sentence]
     return []
 
 
@@ -85,8 +87,8 @@ def constant_rows(subject: Subject) -> list[str]:
     """Return a sentence if large constant rows do not come out as the shift."""
     if not subject.centers:
         return []
-    worst, width = 0.0, NARROW
-    for n in (NARROW, 768, WIDE):
+    worst, width = 0.0, NARROW_WIDTH
+    for n in (NARROW_WIDTH, 768, WIDE):
         off = ask(subject, CONSTANTS.expand(-1, n).float().double()).abs().max().item()
         if off > worst:
             worst, width = off, n
@@ -100,12 +102,13 @@ def constant_rows(subject: Subject) -> list[str]:
 
 def growth(subject: Subject) -> list[str]:
     """Return a sentence if the error grows with the width beside that of PyTorch's own norm."""
-    narrow, wide = (error_beside_pytorch(subject, width) for width in (NARROW, WIDE))
+    narrow = error_beside_pytorch(subject, NARROW_WIDTH)
+    wide = error_beside_pytorch(subject, WIDE)
     if wide < max(GROWTH, 2 * narrow):
         return []
     return [
-        f"its error grows with the width: {narrow:.2g} times PyTorch's own at {NARROW}, {wide:.2g} times at {WIDE:,}, "
-        "as if each row were added from left to right in one float32 sum"
+        f"its error grows with the width: {narrow:.2g} times PyTorch's own at {NARROW_WIDTH}, "
+        f"{wide:.2g} times at {WIDE:,}, as if each row were added from left to right in one float32 sum"
     ]
 
 
@@ -120,7 +123,9 @@ def error_beside_pytorch(subject: Subject, width: int) -> float:
 def pytorch_norm(x: Tensor, centers: bool) -> Tensor:
     """Return PyTorch's own norm of ``x`` with scale 1 and no shift."""
     width = x.shape[-1:]
-    return F.layer_norm(x, width) if centers else F.rms_norm(x, width, eps=1e-5)
+    if centers:
+        return F.layer_norm(x, width)
+    return F.rms_norm(x, width, eps=1e-5)
 
 
 @one_thread()
@@ -133,10 +138,12 @@ def second_derivatives(subject: Subject) -> list[str]:
         right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False, fast_mode=True)
     except RAISED:
         return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
-    return [] if right else ["its second derivatives are wrong in float64; training needs only first ones"]
+    if right:
+        return []
+    return ["its second derivatives are wrong in float64; training needs only first ones"]
 
 
-def rounding(candidate: Built) -> list[str]:
+def rounding_remark(candidate: Built) -> list[str]:
     """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
     module = candidate.module
     is_scaled_beside = candidate.adapted is not None and candidate.adapted.multiplies
@@ -151,7 +158,9 @@ def rounding(candidate: Built) -> list[str]:
 def refusals(results: Results) -> list[str]:
     """Return a sentence on the widths that the norm refuses."""
     refused = []
-    judged = {dtype for case in results for dtype in case.dtypes}
+    judged = set[str]()
+    for case in results:
+        judged |= case.dtypes.keys()
     for case in results:
         at = case.refused.keys() & judged
         if case.axis is Axis.WIDTH and not case.is_backward and at - {"float64"}:

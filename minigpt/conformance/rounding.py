@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.probes import ask, distance
-from minigpt.conformance.subject import EPS, Subject
+from minigpt.conformance.subject import GPT2_EPS, Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
 from minigpt.precision import dtype_name
 
@@ -76,7 +76,7 @@ class Way:
             variance = (x - exact_mean).square().mean(-1, keepdim=True)
         else:
             variance = rounded("squares", centred.square()).mean(-1, keepdim=True)
-        total = rounded("sum", rounded("variance", variance) + EPS)
+        total = rounded("sum", rounded("variance", variance) + GPT2_EPS)
         if self.scale_first:
             factor = rounded("product", rounded("inverse", total.rsqrt()) * scale)
             product = rounded("product", centred * factor)

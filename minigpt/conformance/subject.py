@@ -21,7 +21,7 @@ from minigpt.norms.foreign.construct import construct, naming, require_same_shap
 from minigpt.norms.foreign.locate import locate
 from minigpt.precision import DTYPES, dtype_name
 
-EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
+GPT2_EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
 NEEDED = (64, 768, 1024, 1280, 1600)  # widths of GPT-2s; a norm may refuse others
 
 
@@ -216,7 +216,7 @@ class Subject:
         width: int = 64,
         dtype: torch.dtype = torch.float32,
         *,
-        eps: float = EPS,
+        eps: float = GPT2_EPS,
         bias: bool = True,
         weights: Callable[[int, Generator], Weights] = ORDINARY.weights,
     ) -> Built:

@@ -28,19 +28,26 @@ def conformance_summary(
         dtype: the dtype that the first line is about.
         every_case: show every case with its error, its bound and the reason for the bound, in place of the groups.
     """
-    sentences = [f"note: {note}" for note in report.notes]
-    sentences += [f"diagnosis: {diagnosis}" for diagnosis in report.diagnoses_at(dtype)]
     lines: list[RenderableType] = [_headline(report, dtype)]
     for name, verdict in report.verdicts.items():
         lines.append(Text(f"  {name:10}{verdict}"))
-    for sentence in sentences:
-        lines.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
-    lines += [_cases(report)] if every_case else _group_lines(report)
+    for note in report.notes:
+        lines.append(_indented(f"note: {note}"))
+    for diagnosis in report.diagnoses_at(dtype):
+        lines.append(_indented(f"diagnosis: {diagnosis}"))
+    if every_case:
+        lines.append(_cases(report))
+    else:
+        lines += _group_lines(report)
     lines.append(Text(f"  covers    {report.coverage}"))
     lines.append(Text(f"  seed      {report.seed}: --seed {report.seed} asks the same again"))
     if not every_case:
         lines.append(MORE)
     return Group(*lines)
+
+
+def _indented(sentence: str) -> Padding:
+    return Padding(Text(sentence), (0, 0, 0, 2), expand=False)
 
 
 def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
@@ -71,8 +78,10 @@ def _parts(report: ConformanceReport) -> tuple[list[Part], list[Part]]:
     failures, passes = [], []
     for group in dict.fromkeys(case.group for case in report.cases):
         members = [case for case in report.cases if case.group == group]
-        failed = [_row(case) for case in members if not case.passed]
-        passed = [_row(case) for case in members if case.passed]
+        failed, passed = [], []
+        for case in members:
+            rows = passed if case.passed else failed
+            rows.append(_row(case))
         if failed:
             title = f"{group}: {len(failed)} of {len(members)} FAIL"
             failures.append(Part(f"failures-{group}", title, "", CASE_HEADS, failed))
@@ -84,11 +93,15 @@ def _parts(report: ConformanceReport) -> tuple[list[Part], list[Part]]:
 
 def _row(case: CaseResult) -> tuple[Cell, ...]:
     worst = case.worst
-    error = None if worst.error is None else Number(worst.error)
-    bound = None if worst.bound is None else Number(worst.bound)
-    where = [f"fails at {', '.join(sorted(case.failed_at))}"] if case.failed_at else []
-    where += [words for words in (case.note, worst.place) if words]
-    return case.name, error, bound, case.tests, case.reason, ": ".join(where)
+    where = []
+    if case.failed_at:
+        where.append(f"fails at {', '.join(sorted(case.failed_at))}")
+    where += filter(None, (case.note, worst.place))
+    return case.name, _number(worst.error), _number(worst.bound), case.tests, case.reason, ": ".join(where)
+
+
+def _number(value: float | None) -> Number | None:
+    return None if value is None else Number(value)
 
 
 def _headline(report: ConformanceReport, dtype: str) -> Text:
@@ -104,14 +117,16 @@ def _headline(report: ConformanceReport, dtype: str) -> Text:
 def _cases(report: ConformanceReport) -> Table:
     table = Table("case", "error", "bound", "why this bound", "where", "", box=None, pad_edge=False)
     for case in sorted(report.cases, key=lambda case: case.passed):
+        worst = case.worst
         verdict = "pass" if case.passed else "FAIL"
-        error, bound = _figure(case.worst.error), _figure(case.worst.bound)
-        table.add_row(case.name, error, bound, case.reason, case.note, verdict)
+        table.add_row(case.name, _figure(worst.error), _figure(worst.bound), case.reason, case.note, verdict)
     return table
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else brief(value)
+    if value is None:
+        return ""
+    return brief(value)
 
 
 def _group_lines(report: ConformanceReport) -> list[Text]:
@@ -120,7 +135,9 @@ def _group_lines(report: ConformanceReport) -> list[Text]:
     for group in dict.fromkeys(case.group for case in report.failures):
         cases = [case for case in report.cases if case.group == group]
         failed = [case for case in cases if not case.passed]
-        dtypes = set[str]().union(*(case.failed_at for case in failed))
+        dtypes = set[str]()
+        for case in failed:
+            dtypes |= case.failed_at
         count = f"{len(failed)} of {len(cases)} fail"
         if "float32" not in dtypes:
             count += f" at {' and '.join(sorted(dtypes))} only"
@@ -134,5 +151,7 @@ def _brief(case: CaseResult) -> str:
         return f"{case.name!r}: {worst.note}"
     if not worst.bound:
         return f"{case.name!r}: off by {brief(worst.error)}, and must be exact"
-    place = f", {worst.place}" if worst.place else ""
-    return f"{case.name!r}: {brief(worst.ratio)} times its bound{place}"
+    words = f"{case.name!r}: {brief(worst.ratio)} times its bound"
+    if worst.place:
+        words += f", {worst.place}"
+    return words

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from minigpt.conformance.threads import one_thread
 
-Rows = Float[Tensor, "rows width"]
+RowsInFloat64 = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
 PERIOD = 1021  # a prime: longer inputs repeat their first rows, whose truth is computed once
@@ -25,14 +25,14 @@ def normal(generator: Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def ordinary(rows: int, width: int, generator: Generator) -> Rows:
+def ordinary(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows with deviations from 0.5 to 2 and means from -1 to 1. None is symmetric about 0."""
     scale = 0.5 + 1.5 * torch.rand(rows, 1, generator=generator, dtype=torch.float64)
     shift = 2 * torch.rand(rows, 1, generator=generator, dtype=torch.float64) - 1
     return normal(generator, rows, width) * scale + shift
 
 
-def far_from_zero(rows: int, width: int, generator: Generator) -> Rows:
+def far_from_zero(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows with a mean a thousand times the deviation, alternately positive and negative."""
     side = 1 - 2 * (torch.arange(rows, dtype=torch.float64)[:, None] % 2)
     x = normal(generator, rows, width)
@@ -40,12 +40,13 @@ def far_from_zero(rows: int, width: int, generator: Generator) -> Rows:
     return x + 1000 * side
 
 
-def near_eps(rows: int, width: int, generator: Generator) -> Rows:
+def near_eps(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows with deviations from a tenth to ten times sqrt(1e-5): here eps decides the result."""
-    return normal(generator, rows, width) * 1e-5**0.5 * torch.logspace(-1, 1, rows, dtype=torch.float64)[:, None]
+    deviations = torch.logspace(-1, 1, rows, dtype=torch.float64)[:, None]
+    return normal(generator, rows, width) * 1e-5**0.5 * deviations
 
 
-def massive(rows: int, width: int, generator: Generator) -> Rows:
+def massive(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows like GPT-2's residual stream: values about 1, and two or three near 3,000 (arXiv 2402.17762)."""
     x = normal(generator, rows, width)
     x[:, width // 3] += 3000
@@ -54,13 +55,15 @@ def massive(rows: int, width: int, generator: Generator) -> Rows:
     return x
 
 
-def constant(rows: int, width: int, generator: Generator) -> Rows:
+def constant(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows of one value each, whose norm is the bias."""
     values = torch.tensor(CONSTANTS, dtype=torch.float64)
-    return values.repeat(-(-rows // len(values)))[:rows, None].expand(rows, width).clone()
+    repeats = math.ceil(rows / len(values))
+    column = values.repeat(repeats)[:rows, None]
+    return column.expand(rows, width).clone()
 
 
-def uniform(rows: int, width: int, generator: Generator) -> Rows:
+def uniform(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return values between -1 and 1, which a magnitude multiplies."""
     return 2 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 1
 
@@ -102,14 +105,16 @@ class RowKind(NamedTuple):
 
     name: str
     tests: str
-    make: Callable[[int, int, Generator], Rows]
+    make: Callable[[int, int, Generator], RowsInFloat64]
     weights: Callable[[int, Generator], Weights] = ordinary_weights
     magnitudes: Mapping[torch.dtype, float] | None = None  # multiply the rows, by dtype
 
-    def rows(self, rows: int, width: int, generator: Generator, dtype: torch.dtype) -> Rows:
+    def rows(self, rows: int, width: int, generator: Generator, dtype: torch.dtype) -> RowsInFloat64:
         """Return at most ``PERIOD`` rows in float64 for a test at ``dtype``, not yet rounded to it."""
         x = self.make(min(rows, PERIOD), width, generator)
-        return x if self.magnitudes is None else x * self.magnitudes[dtype]
+        if self.magnitudes is None:
+            return x
+        return x * self.magnitudes[dtype]
 
 
 ORDINARY = RowKind("ordinary rows", "rows with different means and deviations", ordinary)
@@ -132,7 +137,7 @@ ROW_KINDS = [
 # u, the unit roundoff, is the largest relative error of one rounding: half the distance from 1 to the next number
 
 
-class RequiredPrecision(NamedTuple):
+class Roundoff(NamedTuple):
     """The precision that a norm must have at one dtype of its input."""
 
     statistics: float  # u of the arithmetic inside a row
@@ -146,10 +151,10 @@ class RequiredPrecision(NamedTuple):
 
 
 PRECISIONS = {  # half precision needs float32 inside: float16 ends at 65,504, and bfloat16 has 8 bits
-    torch.float64: RequiredPrecision(2**-53, 2**-53, 2**-1022),
-    torch.float32: RequiredPrecision(2**-24, 2**-24, 2**-126),
-    torch.float16: RequiredPrecision(2**-24, 2**-11, 2**-24),
-    torch.bfloat16: RequiredPrecision(2**-24, 2**-8, 2**-126),
+    torch.float64: Roundoff(2**-53, 2**-53, 2**-1022),
+    torch.float32: Roundoff(2**-24, 2**-24, 2**-126),
+    torch.float16: Roundoff(2**-24, 2**-11, 2**-24),
+    torch.bfloat16: Roundoff(2**-24, 2**-8, 2**-126),
 }
 
 
@@ -181,7 +186,9 @@ def truth(
         roundings: how often the scaled row is rounded to the dtype of ``x``: 1 in half precision by default, else 3.
     """
     precision, scale = PRECISIONS[x.dtype], _widen(weight)
-    shift = torch.zeros_like(scale) if bias is None else _widen(bias)
+    shift = torch.zeros_like(scale)
+    if bias is not None:
+        shift = _widen(bias)
     row = _standardized(x, eps, centers)
     size, scaled = row.values.abs(), row.values * scale
     of_row = row.growth * row.reach * (1 + size) + 8 * size
@@ -193,7 +200,8 @@ def truth(
         rounding = _half_step(scaled + shift, error, precision.result)
     else:
         u = precision.result * (1 + 4 * precision.result)
-        rounding = u * ((roundings or 3) * scaled.abs() + shift.abs())
+        count = roundings or 3
+        rounding = u * (count * scaled.abs() + shift.abs())
     return TrueValues(scaled + shift, error + rounding)
 
 
@@ -223,7 +231,8 @@ def gradient_truth(
     row = _standardized(x, eps, centers)
     s, g = row.values, dy * _widen(weight)
     count = x[..., 0].numel()
-    repeats = torch.bincount(torch.arange(rows or count) % count)  # how often each row is there
+    total_rows = rows or count
+    repeats = torch.bincount(torch.arange(total_rows) % count)  # how often each row is there
     times = repeats.view(*x.shape[:-1], 1)
 
     def total(terms: Tensor) -> Tensor:
@@ -232,21 +241,29 @@ def gradient_truth(
     along = s * (g * s).mean(-1, keepdim=True)
     if centers:
         along = along + g.mean(-1, keepdim=True)
-    true = {"input": (g - along) / row.deviation, "weight": total(dy * s), "bias": total(dy)}
+    true = {
+        "input": (g - along) / row.deviation,
+        "weight": total(dy * s),
+        "bias": total(dy),
+    }
 
     u, size = precision.statistics, s.abs()
     largest = g.abs().amax(-1, keepdim=True) / row.deviation  # (..., 1)
     statistics = u * row.growth * (1 + row.reach)
-    summing = u * sum_growth(rows or count)
+    summing = u * sum_growth(total_rows)
+    of_input = statistics * (1 + size).square() + 3 * u * (2 + size)
+    of_weight = statistics * (1 + size) + summing * size
     off = {
-        "input": largest * (statistics * (1 + size).square() + 3 * u * (2 + size)),
-        "weight": total(dy.abs() * (statistics * (1 + size) + summing * size)),
+        "input": largest * of_input,
+        "weight": total(dy.abs() * of_weight),
         "bias": summing * total(dy.abs()),
     }
     for name in off:
         off[name] = off[name] + precision.smallest
     if precision.is_half:
-        mean_sizes = g.abs().mean(-1, keepdim=True) + size * (g * s).abs().mean(-1, keepdim=True)
+        mean_size = g.abs().mean(-1, keepdim=True)
+        mean_product = (g * s).abs().mean(-1, keepdim=True)
+        mean_sizes = mean_size + size * mean_product
         terms = {
             "input": (g.abs() + mean_sizes) / row.deviation,
             "weight": 2 * total((dy * s).square()).sqrt(),
@@ -255,7 +272,10 @@ def gradient_truth(
             off[name] = off[name] + _half_step(true[name], off[name], precision.result)
         for name, each in terms.items():
             off[name] = off[name] + 3 * precision.result * each
-    return {name: TrueValues(true[name], off[name]) for name in true}
+    truths = {}
+    for name in true:
+        truths[name] = TrueValues(true[name], off[name])
+    return truths
 
 
 def sum_growth(terms: int, *, repeated: bool = False) -> float:
@@ -265,7 +285,9 @@ def sum_growth(terms: int, *, repeated: bool = False) -> float:
     factor 2 lets a plain loop over the row pass; blocked and pairwise sums stay below 3 u at any width. With
     ``repeated``, numbers repeat, as in a constant row, and so do their roundings; the error may then grow as n.
     """
-    return 4.0 + (terms if repeated else 2 * math.sqrt(terms))
+    if repeated:
+        return 4.0 + terms
+    return 4.0 + 2 * math.sqrt(terms)
 
 
 def _half_step(values: Tensor, error: Tensor, u: float) -> Tensor:

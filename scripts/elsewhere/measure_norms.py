@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance import check_norm
-from minigpt.conformance.subject import EPS, Built, Subject
+from minigpt.conformance.subject import GPT2_EPS, Built, Subject
 from minigpt.conformance.truth import normal
 from minigpt.errors import RAISED, MiniGPTError
 from minigpt.norms.foreign.arrays import arrays_of, with_arrays
@@ -55,8 +55,8 @@ def roundings(built: Built, x: Tensor, y: Tensor) -> str:
     if not built.centers:
         mean, spread = torch.zeros_like(mean), rows.square().mean(-1, keepdim=True)
     cut = lambda tensor: tensor.to(dtype).double()  # noqa: E731
-    row = (rows - mean) / (spread + EPS).sqrt()
-    coarse = (rows - cut(mean)) / (cut(spread) + EPS).sqrt()
+    row = (rows - mean) / (spread + GPT2_EPS).sqrt()
+    coarse = (rows - cut(mean)) / (cut(spread) + GPT2_EPS).sqrt()
     ways = {
         "once": row * weight + bias,
         "row, result": cut(row) * weight + bias,
