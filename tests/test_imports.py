@@ -74,7 +74,7 @@ MAY_BE_TWICE = {"app", "build", "finetune", "generate", "parity", "perplexity", 
 # A class of transformers' under the name of ours, as its ``repr`` shows it:
 MAY_BE_TWICE |= {"FastConv1D"}
 # Those that are still to be renamed. The set only shrinks.
-ARE_TWICE = {"ACTIVATIONS", "ROWS"}
+ARE_TWICE = {"ACTIVATIONS"}
 
 # Nodes of the syntax tree a statement: the most that a room may have. They only sink.
 MOST_NODES = {
