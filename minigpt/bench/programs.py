@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from minigpt.engine.int8 import Int8Linear
-from minigpt.engine.kernel import path_of
 from minigpt.engine.parts import head_rows
+from minigpt.engine.supported import path_of
 from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.settings import parse_settings
 from minigpt.inputs import left_padded

@@ -14,7 +14,7 @@ from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.read import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
 from minigpt.engine import accelerate
 from minigpt.engine.int8 import why_not_drafted
-from minigpt.engine.kernel import path_of
+from minigpt.engine.supported import path_of
 from minigpt.errors import NormError
 from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2

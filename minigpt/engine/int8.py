@@ -5,7 +5,7 @@ C embedding, V vocabulary, R rows: every token of a batch is one.
 
 import time
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
@@ -14,14 +14,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from minigpt.choices import check_quantize
 from minigpt.engine import kernel
-from minigpt.engine.kernel import BLOCK, PANEL, StepKernel
 from minigpt.engine.parts import FastGPT2, affine_layers, arithmetic_of, head_rows, quantize_of
+from minigpt.engine.snapshot import version_of
+from minigpt.engine.step import StepKernel
+from minigpt.engine.structs import BLOCK, PANEL, ROW_FORMS
+from minigpt.engine.supported import why_not
 from minigpt.errors import ConfigError, kind_of
 from minigpt.inputs import check_gpt2
 from minigpt.model import GPT2
 
 CACHED_BYTES = 64 << 20  # of weights that are fast to read, so that drafts save nothing
-SCALES = 4 * PANEL  # bytes of a block's scales, which are float32
+SCALE_BYTES = 4 * PANEL  # bytes of a block's scales, which are float32
 
 
 class Int8Linear(nn.Module):
@@ -41,13 +44,15 @@ class Int8Linear(nn.Module):
 
     def __init__(self, rows: Float[Tensor, "out inp"], bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.bias, self.shape = bias, tuple(rows.shape)
+        self.bias = bias
+        self.shape = tuple(rows.shape)
         self.panels = panels_of(rows.detach())
 
     def forward(self, x: Float[Tensor, "batch seq inp"]) -> Float[Tensor, "batch seq out"]:
         rows = x.reshape(-1, x.shape[-1]).float()
         y = torch.ops.minigpt.int8_product(rows, self.panels, self.shape[0])  # (R, out)
-        y = y if self.bias is None else y + self.bias
+        if self.bias is not None:
+            y = y + self.bias
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
@@ -61,9 +66,12 @@ def panels_of(rows: Float[Tensor, "out inp"]) -> UInt8[Tensor, "panels blocks by
         ConfigError: if a value is not finite.
     """
     count, blocks = -(-len(rows) // PANEL), -(-rows.shape[1] // BLOCK)
-    panels = torch.empty(count, blocks, SCALES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
-    kernel.int8_panels(rows if rows.dtype in kernel.ROWS else rows.float(), panels)
-    if not panels[..., :SCALES].contiguous().view(torch.float32).isfinite().all():
+    panels = torch.empty(count, blocks, SCALE_BYTES + PANEL * BLOCK, dtype=torch.uint8, device="cpu")
+    if rows.dtype not in ROW_FORMS:
+        rows = rows.float()
+    kernel.int8_panels(rows, panels)
+    scales = panels[..., :SCALE_BYTES].contiguous().view(torch.float32)
+    if not scales.isfinite().all():
         raise ConfigError("weights must be finite to be quantized, got NaN or infinity")
     return panels
 
@@ -100,19 +108,22 @@ def quantize_int8(model: GPT2) -> GPT2:
         raise ConfigError("the model is quantized already")
     if not model.wte.weight.is_cpu:
         raise ConfigError(f"weights of eight bits are for the CPU, got {model.wte.weight.device}")
-    if isinstance(reason := kernel.load(), str):
-        raise ConfigError(f'quantize="int8" needs the decoding kernel: {reason}')
-    _require_finite("the head", head_rows(model))
+    library = kernel.load()
+    if isinstance(library, str):
+        raise ConfigError(f'quantize="int8" needs the decoding kernel: {library}')
+    _check_weight("the head", head_rows(model))
     for name in affine_layers(model):
-        _require_finite(name, model.get_submodule(name).get_parameter("weight"))
-    model.add_module("lm_head", Int8Linear(head_rows(model), None).train(model.training))
+        _check_weight(name, model.get_submodule(name).get_parameter("weight"))
+    head = Int8Linear(head_rows(model), None)
+    model.add_module("lm_head", head.train(model.training))
     for name in affine_layers(model):
         layer: Any = model.get_submodule(name)
-        model.set_submodule(name, Int8Linear(layer.weight.t(), layer.bias).train(layer.training))
+        rounded = Int8Linear(layer.weight.t(), layer.bias)
+        model.set_submodule(name, rounded.train(layer.training))
     return model.requires_grad_(False)
 
 
-def _require_finite(name: str, weight: Tensor) -> None:
+def _check_weight(name: str, weight: Tensor) -> None:
     """Check a weight before any is replaced.
 
     Raises:
@@ -132,24 +143,28 @@ def drafter_of(model: GPT2) -> StepKernel:
     Raises:
         ConfigError: if the kernel does not serve the model, or its weights are int8 or not finite.
     """
-    reason = "the model is int8 itself" if quantize_of(model) else kernel.why_not(model)
-    if reason:
+    reason = why_not(model)
+    if quantize_of(model):
+        reason = "the model is int8 itself"
+    if reason is not None:
         raise ConfigError(f'draft="int8" needs a model in float32 or bfloat16 and the decoding kernel: {reason}')
-    return StepKernel(model, _kept_panels)
+    return StepKernel(model, _panels_to_keep)
 
 
 def why_not_drafted(model: GPT2) -> str | None:
     """Return why drafts in int8 would not pay for this model, or None if they would."""
-    if getattr(model, "quantize", None):
+    if quantize_of(model):
         return "the model is int8 itself"
-    if sum(parameter.nbytes for parameter in model.parameters()) <= CACHED_BYTES:
+    weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    if weight_bytes <= CACHED_BYTES:
         return f"the weights take at most {CACHED_BYTES >> 20} MiB, which a processor's cache holds"
-    return kernel.why_not(model)
+    return why_not(model)
 
 
 def int8_share(model: GPT2) -> float:
     """Return the bytes of a weight in eight bits, of those of the model's own weights."""
-    return (1 + SCALES / (PANEL * BLOCK)) / model.wte.weight.itemsize
+    bytes_of_weight = 1 + SCALE_BYTES / (PANEL * BLOCK)
+    return bytes_of_weight / model.wte.weight.itemsize
 
 
 def rounding_seconds(model: GPT2) -> float:
@@ -158,27 +173,46 @@ def rounding_seconds(model: GPT2) -> float:
     Raises:
         ConfigError: if the kernel does not serve the model, or a weight of that layer is not finite.
     """
-    if reason := kernel.why_not(model):
+    reason = why_not(model)
+    if reason is not None:
         raise ConfigError(reason)
-    head = head_rows(model)
-    if (kept := _panels.get(head)) is not None and kept[0] == _state(head):
+    if _kept_panels(head_rows(model)) is not None:
         return 0.0
-    weight, start = model.get_parameter("h.0.attn.c_proj.weight"), time.perf_counter()
+    weight = model.get_parameter("h.0.attn.c_proj.weight")
+    start = time.perf_counter()
     panels_of(weight.detach().t())
-    return (time.perf_counter() - start) * sum(part.numel() for part in model.parameters()) / weight.numel()
+    seconds = time.perf_counter() - start
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return seconds * parameters / weight.numel()
 
 
-_panels: MutableMapping[Tensor, tuple[Any, Tensor]] = WeakTensorKeyDictionary()  # of a weight: its state, its panels
+class KeptPanels(NamedTuple):
+    """A weight in eight bits, and the state of the weight when it was rounded."""
+
+    state: object
+    panels: Tensor
+
+
+_panels: MutableMapping[Tensor, KeptPanels] = WeakTensorKeyDictionary()  # by the weight
 
 
 def _state(weight: Tensor) -> object:
-    return (0 if weight.is_inference() else weight._version), weight.data_ptr(), weight.shape
+    return version_of(weight), weight.data_ptr(), weight.shape
 
 
-def _kept_panels(weight: Tensor, by_rows: bool) -> Tensor:
-    state = _state(weight)
+def _kept_panels(weight: Tensor) -> Tensor | None:
     kept = _panels.get(weight)
-    if kept is None or kept[0] != state:
-        rows = weight.detach() if by_rows else weight.detach().t()
-        kept = _panels[weight] = state, panels_of(rows)
-    return kept[1]
+    if kept is None or kept.state != _state(weight):
+        return None
+    return kept.panels
+
+
+def _panels_to_keep(weight: Tensor, by_rows: bool) -> Tensor:
+    panels = _kept_panels(weight)
+    if panels is None:
+        rows = weight.detach()
+        if not by_rows:
+            rows = rows.t()
+        panels = panels_of(rows)
+        _panels[weight] = KeptPanels(_state(weight), panels)
+    return panels

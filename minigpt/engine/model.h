@@ -1,6 +1,6 @@
-/* The model and the rows of a step as engine/kernel.py passes them: it mirrors these structs. And a step, whose phases threads
- * share: they take chunks of a phase one at a time, so a thread that the system has suspended delays one chunk and not the
- * whole phase.
+/* The model and the rows of a step as engine/step.py passes them: engine/structs.py mirrors these structs. And a step, whose
+ * phases threads share: they take chunks of a phase one at a time, so a thread that the system has suspended delays one chunk
+ * and not the whole phase.
  *
  * R rows, each a new token, C width of the residual stream, K inputs of a product, V vocabulary.
  */

@@ -17,7 +17,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.gpt2 import GPT2
 from minigpt.model.mlp import MLP, Conv1D, gelu_new, gelu_tanh
 
-Model = TypeVar("Model", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class FastConv1D(Conv1D):
@@ -38,8 +38,11 @@ class FastMLP(MLP):
     """An ``MLP`` whose GELU is one call."""
 
     def forward(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq embd"]:
-        act = gelu_tanh if self.act is gelu_new else self.act
-        return self.dropout(self.c_proj(act(self.c_fc(x))))
+        activation = self.act
+        if activation is gelu_new:
+            activation = gelu_tanh
+        hidden = activation(self.c_fc(x))
+        return self.dropout(self.c_proj(hidden))
 
 
 class FastAttention(CausalSelfAttention):
@@ -63,15 +66,17 @@ class FastGPT2(GPT2):
     @property
     def quantize(self) -> str | None:
         """ "int8" if the head has int8 weights, else None."""
-        return "int8" if hasattr(self._modules.get("lm_head"), "panels") else None
+        head = self._modules.get("lm_head")
+        return "int8" if hasattr(head, "panels") else None
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, arithmetic={self.arithmetic!r}, quantize={self.quantize!r}"
 
     def head(self, x: Float[Tensor, "batch seq embd"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits for the last norm's output. A tied head is the token embedding, except in int8."""
-        is_embedding = self.config.tie_word_embeddings and self.quantize is None
-        return product(x, self.wte.weight.t()) if is_embedding else self.lm_head(x)
+        if self.config.tie_word_embeddings and self.quantize is None:
+            return product(x, self.wte.weight.t())
+        return self.lm_head(x)
 
     def new_cache(self, batch_size: int, max_length: int) -> KVCache:
         cache = super().new_cache(batch_size, max_length)
@@ -86,7 +91,7 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
 PLAINER = {fast: slow for slow, fast in FASTER.items()} | {FastLinear: nn.Linear}
 
 
-def accelerate(model: Model) -> Model:
+def accelerate(model: AnyModule) -> AnyModule:
     """Give ``model`` and every part of it its fast class, in place; return ``model``.
 
     The Parameters, hooks and identities of the modules stay. Parts of other classes, subclasses included, stay as they
@@ -102,7 +107,7 @@ def accelerate(model: Model) -> Model:
     return model
 
 
-def plain(model: Model) -> Model:
+def plain(model: AnyModule) -> AnyModule:
     """Give ``model`` and every part of it its plain class back, in place; return ``model``.
 
     Raises:
@@ -133,12 +138,8 @@ def head_rows(model: GPT2) -> Float[Tensor, "vocab embd"]:
     if model.config.tie_word_embeddings:
         return model.wte.weight
     head = model.lm_head
-    if (
-        not isinstance(head, nn.Linear)
-        or head.bias is not None
-        or "forward" in vars(head)
-        or is_watched(*head.modules())
-    ):
+    is_linear = isinstance(head, nn.Linear) and head.bias is None
+    if not is_linear or "forward" in vars(head) or is_watched(*head.modules()):
         raise ConfigError("lm_head must be a plain nn.Linear without bias or hooks to be quantized")
     return head.weight
 
@@ -148,11 +149,12 @@ def affine_layers(model: nn.Module) -> list[str]:
 
     It returns names, not modules, so that each layer is freed when another takes its place.
     """
-    return [
-        name
-        for name, module in model.named_modules()
-        if type(module) in (Conv1D, FastConv1D) and "forward" not in vars(module) and not has_hooks(module)
-    ]
+    names: list[str] = []
+    for name, module in model.named_modules():
+        is_ours = type(module) in (Conv1D, FastConv1D) and "forward" not in vars(module)
+        if is_ours and not has_hooks(module):
+            names.append(name)
+    return names
 
 
 def _exchange(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]]) -> None:

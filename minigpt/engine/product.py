@@ -3,7 +3,8 @@
 R rows: every token of a batch is one.
 """
 
-import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,15 +43,22 @@ def in_float32(
     x: Float[Tensor, "batch seq inp"], weight: Float[Tensor, "inp out"], bias: Float[Tensor, " out"] | None
 ) -> Float[Tensor, "batch seq out"]:
     """Return the product, computed in float32 and rounded once, in pieces of the weight."""
-    wide, count = x.float(), -(-weight.shape[1] // PIECE)
-    shifts = itertools.repeat(None) if bias is None else bias.float().chunk(count)
-    pieces = zip(weight.chunk(count, dim=1), shifts, strict=False)
-    return torch.cat([product(wide, columns.float(), shift).to(x.dtype) for columns, shift in pieces], dim=-1)
+    wide = x.float()
+    count = math.ceil(weight.shape[1] / PIECE)
+    shifts: Sequence[Tensor | None] = [None] * count
+    if bias is not None:
+        shifts = bias.float().chunk(count)
+    outputs: list[Tensor] = []
+    for columns, shift in zip(weight.chunk(count, dim=1), shifts, strict=False):  # there may be fewer chunks than count
+        y = product(wide, columns.float(), shift)
+        outputs.append(y.to(x.dtype))
+    return torch.cat(outputs, dim=-1)
 
 
 def onednn_linear(
     x: Float[Tensor, "*dims inp"], weight: Float[Tensor, "out inp"], bias: Float[Tensor, " out"] | None
 ) -> Float[Tensor, "*dims out"]:
     """``F.linear`` by oneDNN, for a weight of any layout. It has no derivative."""
-    bias = bias if bias is None else bias.contiguous()  # oneDNN reads it as if it were contiguous
+    if bias is not None:
+        bias = bias.contiguous()  # oneDNN reads it as if it were contiguous
     return linear_pointwise(x, weight, bias, "none", [], "")

@@ -5,7 +5,6 @@ of the residual stream, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from minigpt.engine.kernel import step_of
+from minigpt.engine.step import StepKernel, step_of
 from minigpt.model import GPT2
 
 SHORT_PIECE = 31  # tokens; shorter pieces are read together, whatever their lengths
@@ -65,17 +64,21 @@ class Reader:
         pieces = {row: ids for row, ids in pieces.items() if ids}
         if not pieces:
             return torch.empty(0, self.model.config.vocab_size)
-        outputs = last if isinstance(last, Mapping) else {row: min(last, len(ids)) for row, ids in pieces.items()}
+        outputs = _outputs(pieces, last)
         if self.kernel is not None and self.kernel.is_outdated():
             self._renew()
-        logits = self._by_torch(pieces, outputs) if self.kernel is None else self._by_kernel(pieces, outputs)
+        if self.kernel is None:
+            logits = self._by_torch(pieces, outputs)
+        else:
+            logits = self._by_kernel(self.kernel, pieces, outputs)
         for row, ids in pieces.items():
             self.lengths[row] += len(ids)
         return logits
 
     def copy(self, row: int, to: int, length: int | None = None) -> None:
         """Copy the first ``length`` tokens of a row, by default all, into another."""
-        length = self.lengths[row] if length is None else length
+        if length is None:
+            length = self.lengths[row]
         self.store[:, :, to, :, :length] = self.store[:, :, row, :, :length]
         self.lengths[to] = length
 
@@ -92,7 +95,9 @@ class Reader:
             for row, length in enumerate(self.lengths):
                 self.store[:, :, row, :, length:] = 0
 
-    def _by_kernel(self, pieces: Pieces, outputs: Mapping[int, int]) -> Float[Tensor, "outputs vocab"]:
+    def _by_kernel(
+        self, kernel: StepKernel, pieces: Pieces, outputs: Mapping[int, int]
+    ) -> Float[Tensor, "outputs vocab"]:
         tokens: list[int] = []
         rows: list[int] = []
         columns: list[int] = []
@@ -102,29 +107,41 @@ class Reader:
             rows += [row] * len(ids)
             columns += range(self.lengths[row], self.lengths[row] + len(ids))
             output_rows += range(len(tokens) - outputs[row], len(tokens))
-        assert self.kernel is not None
-        return self.kernel(tokens, rows, columns, self.store, output_rows)
+        return kernel(tokens, rows, columns, self.store, output_rows)
 
     def _by_torch(self, pieces: Pieces, outputs: Mapping[int, int]) -> Float[Tensor, "outputs vocab"]:
         hidden: dict[int, Tensor] = {}
-        by_length = sorted(pieces, key=lambda row: (_size(pieces[row]), row))
-        for _, similar in groupby(by_length, key=lambda row: _size(pieces[row])):
-            rows = list(similar)
-            for row, states in zip(rows, self._hidden_states(rows, [pieces[row] for row in rows]), strict=True):
+        for rows in _similar_rows(pieces):
+            texts = [pieces[row] for row in rows]
+            states_of_rows = self._hidden_states(rows, texts)
+            for row, states in zip(rows, states_of_rows, strict=True):
                 length = len(pieces[row])
                 hidden[row] = states[length - outputs[row] : length]  # (outputs, C)
         states = torch.cat([hidden[row] for row in pieces])  # (outputs, C)
-        return self.model.head(states[None])[0] if len(states) else states.new_empty(0, self.model.config.vocab_size)
+        if not len(states):
+            return states.new_empty(0, self.model.config.vocab_size)
+        return self.model.head(states[None])[0]
 
     def _hidden_states(self, rows: list[int], texts: list[Sequence[int]]) -> Float[Tensor, "batch seq embd"]:
         """Return the last norm's output (B, T, C) after every token; shorter pieces are padded on the right."""
         device = self.model.wte.weight.device
-        starts, counts = [self.lengths[row] for row in rows], [len(text) for text in texts]
-        ids = pad_sequence([torch.tensor(text) for text in texts], batch_first=True).to(device)  # (B, T)
-        columns = torch.tensor(starts, device=device)[:, None] + torch.arange(ids.shape[1], device=device)  # (B, T)
-        total, mask = max(map(sum, zip(starts, counts, strict=True))), None
-        if len({*starts}) > 1 or (starts[0] > 0 and ids.shape[1] > 1):
-            mask = (torch.arange(total, device=device) <= columns[..., None])[:, None]  # (B, 1, T, S)
+        starts: list[int] = []
+        counts: list[int] = []
+        tensors: list[Tensor] = []
+        total = 0
+        for row, text in zip(rows, texts, strict=True):
+            starts.append(self.lengths[row])
+            counts.append(len(text))
+            tensors.append(torch.tensor(text))
+            total = max(total, self.lengths[row] + len(text))
+        ids = pad_sequence(tensors, batch_first=True).to(device)  # (B, T)
+        offsets = torch.arange(ids.shape[1], device=device)
+        columns = torch.tensor(starts, device=device)[:, None] + offsets  # (B, T)
+        mask = None
+        starts_differ = len({*starts}) > 1
+        if starts_differ or (starts[0] > 0 and ids.shape[1] > 1):
+            is_seen = torch.arange(total, device=device) <= columns[..., None]  # (B, T, S)
+            mask = is_seen[:, None]
         positions = columns.clamp(max=self.model.config.n_positions - 1)  # of padding
         x = self.model.embed(ids, positions)
         return self.model.run(x, positions, mask, RowsOfCache(self.store, rows, starts, counts, total))
@@ -144,9 +161,25 @@ class RowsOfCache(NamedTuple):
         room, rows = self.store[layer], self.rows  # (2, rows, H, columns, D)
         for place, (row, start, count) in enumerate(zip(rows, self.starts, self.counts, strict=True)):
             room[:, row, :, start : start + count] = new[:, place, :, :count]
-        is_range = rows[-1] - rows[0] == len(rows) - 1  # then a view, and no copy
-        seen = room[:, rows[0] : rows[-1] + 1] if is_range else room[:, rows]
+        seen = room[:, rows[0] : rows[-1] + 1]  # a view, and no copy
+        if len(rows) != seen.shape[1]:
+            seen = room[:, rows]
         return seen[..., : self.total, :].to(new.dtype).unbind()
+
+
+def _outputs(pieces: Pieces, last: int | Mapping[int, int]) -> Mapping[int, int]:
+    """Return how many tokens of each piece have their logits returned, by row."""
+    if isinstance(last, Mapping):
+        return last
+    return {row: min(last, len(ids)) for row, ids in pieces.items()}
+
+
+def _similar_rows(pieces: Pieces) -> list[list[int]]:
+    """Return the rows in groups, whose pieces are of similar length."""
+    groups: dict[int, list[int]] = {}
+    for row in sorted(pieces):
+        groups.setdefault(_size(pieces[row]), []).append(row)
+    return [groups[size] for size in sorted(groups)]
 
 
 def _size(ids: Sequence[int]) -> int:

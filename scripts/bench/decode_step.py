@@ -24,8 +24,8 @@ from torch import Tensor
 import minigpt
 from minigpt.engine import accelerate, kernel, quantize_int8
 from minigpt.engine.int8 import Int8Linear
-from minigpt.engine.kernel import StepKernel
 from minigpt.engine.parts import head_rows
+from minigpt.engine.step import StepKernel
 
 READ = 2**28  # bytes, more than caches hold
 

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt import CheckpointError, ConfigError, NormError
-from minigpt.engine.int8 import SCALES, Int8Linear, panels_of, quantize_int8
+from minigpt.engine.int8 import SCALE_BYTES, Int8Linear, panels_of, quantize_int8
 from minigpt.model.mlp import Conv1D
 
 
 def rounded(rows: Tensor) -> Tensor:
     """What rounding to eight bits by blocks makes of a weight, in float64."""
     panels = panels_of(rows)  # (panels, blocks, bytes): 16 scales, then 64 inputs of 16 outputs, four of each in a row
-    whole = panels[..., SCALES:].view(torch.int8).unflatten(-1, (-1, 16, 4))[..., [0, 2, 1, 3]]
-    values = whole.double() * panels[..., :SCALES].contiguous().view(torch.float32)[:, :, None, :, None]
+    whole = panels[..., SCALE_BYTES:].view(torch.int8).unflatten(-1, (-1, 16, 4))[..., [0, 2, 1, 3]]
+    values = whole.double() * panels[..., :SCALE_BYTES].contiguous().view(torch.float32)[:, :, None, :, None]
     return values.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1).flatten(1)[: len(rows), : rows.shape[1]]
 
 

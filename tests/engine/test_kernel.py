@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt.engine import kernel, plain, quantize_int8, use_kernel
-from minigpt.engine.kernel import StepKernel, path_of, step_of, why_not
 from minigpt.engine.reader import Reader
+from minigpt.engine.step import StepKernel, step_of
+from minigpt.engine.supported import NORMS, path_of, why_not
 from minigpt.generation.decode import rows_of as rows_to_write
 from minigpt.generation.decode import write_rows
 from minigpt.generation.settings import parse_settings
@@ -376,7 +377,7 @@ def test_a_library_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: p
         kernel.load.cache_clear()
 
 
-@pytest.mark.parametrize("norm", kernel.NORMS, ids=lambda norm: norm.__name__)
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
 def test_a_norm_that_somebody_edited_is_not_replaced(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel computes by the class, so a class that computes something else is none of its own."""
     model = small_model()

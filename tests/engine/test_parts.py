@@ -9,8 +9,8 @@ from helpers import LouderConv1D, assert_close, assert_same_bits, random_ids, sm
 import minigpt
 from minigpt import CheckpointError, ConfigError
 from minigpt.engine import accelerate, plain, quantize_int8
-from minigpt.engine.kernel import why_not
 from minigpt.engine.parts import arithmetic_of
+from minigpt.engine.supported import why_not
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from minigpt.engine import kernel, quantize_int8
-from minigpt.engine.kernel import StepKernel
+from minigpt.engine.step import StepKernel
 from minigpt.generation.batch import Batch, Piece
 from minigpt.generation.drafts import MOST_DRAFTED, DraftLength, Drafts
 from minigpt.generation.row import Row

@@ -11,6 +11,7 @@ from helpers import random_ids, small_model
 import minigpt
 from minigpt.engine import int8, kernel, quantize_int8, use_kernel
 from minigpt.engine.int8 import drafter_of, rounding_seconds
+from minigpt.engine.step import StepKernel
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
 from minigpt.generation.decode import rows_of, write_rows
@@ -108,7 +109,7 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
     with torch.inference_mode():
         model(ids, cache=(cache := model.new_cache(1, 8)))
     first = logits(drafter_of(model), cache.store.clone())
-    assert torch.equal(first, logits(kernel.StepKernel(target), cache.store.clone()))
+    assert torch.equal(first, logits(StepKernel(target), cache.store.clone()))
     weight = model.h[0].mlp.c_fc.weight
     with torch.no_grad():
         weight.mul_(2)

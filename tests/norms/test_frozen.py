@@ -13,7 +13,8 @@ from torch import Tensor
 
 import minigpt
 from minigpt import hf
-from minigpt.engine.kernel import StepKernel, is_at_hand
+from minigpt.engine.kernel import is_at_hand
+from minigpt.engine.step import StepKernel
 from minigpt.study.training import as_transformers
 
 PAST = 7  # tokens that are read before the others
