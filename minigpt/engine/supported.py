@@ -1,6 +1,6 @@
 """Which models the decoding kernel computes, and why it does not compute the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from minigpt.norms.variants import RMSNorm, StdEps
 NORMS: dict[type[nn.Module], int] = {LayerNorm: 0, FusedLayerNorm: 0, RMSNorm: 1, StdEps: 2, FrozenLayerNorm: 3}
 COMPILED_ACTIVATIONS = ((gelu_new, 0), (gelu_tanh, 0), (F.gelu, 1), (F.relu, 2), (F.silu, 3), (torch.tanh, 4))
 
+Parts = Mapping[str, nn.Module]  # a model's modules, by their names
 AFFINE = (FastConv1D, Conv1D)
 ATTRIBUTES = vars(nn.Module()).keys()  # of every module
 INT8_ROLES = ("c_attn", "c_fc", "c_proj", "lm_head")
@@ -42,11 +43,9 @@ def why_not(model: nn.Module) -> str | None:
         return library
     if not isinstance(model, FastGPT2) or model.attention != "sdpa":
         return 'the model is not a minigpt.GPT2 with arithmetic="fast" and attention="sdpa"'
-    for reason_of in (_state_reason, _class_reason, _tensor_reason, _layer_reason, _size_reason):
-        reason = reason_of(model)
-        if reason is not None:
-            return reason
-    return None
+    parts = dict(model.named_modules())
+    reason = _state_reason(model, parts) or _class_reason(parts)
+    return reason or _layer_reason(model) or _size_reason(model, parts)
 
 
 def path_of(model: nn.Module) -> str:
@@ -57,20 +56,21 @@ def path_of(model: nn.Module) -> str:
     return f"PyTorch: {reason}"
 
 
-def _state_reason(model: FastGPT2) -> str | None:
-    parts = list(model.modules())
+def _state_reason(model: FastGPT2, parts: Parts) -> str | None:
+    if any(part.training for part in parts.values()):
+        return "the model is in training mode"
     dtypes: set[torch.dtype] = set()
     devices: set[str] = set()
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         dtypes.add(parameter.dtype)
         devices.add(parameter.device.type)
-    if any(part.training for part in parts):
-        return "the model is in training mode"
+        if parameter.is_inference() and not parameter.is_contiguous():
+            return f"{name} is an inference tensor that is not contiguous"
     if len(dtypes) > 1 or not dtypes <= COLUMN_FORMS.keys() or not devices <= {"cpu", "meta"}:
         return "the weights are not all on the CPU in float32, or all in bfloat16"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
-    if is_watched(*parts) or any(map(_has_replaced_method, parts)):
+    if is_watched(*parts.values()) or any(map(_has_replaced_method, parts.values())):
         return "a module has hooks or a replaced forward"
     return None
 
@@ -80,8 +80,8 @@ def _has_replaced_method(part: nn.Module) -> bool:
     return any(callable(getattr(type(part), name, None)) for name in own)
 
 
-def _class_reason(model: FastGPT2) -> str | None:
-    for name, part in model.named_modules():
+def _class_reason(parts: Parts) -> str | None:
+    for name, part in parts.items():
         if not _has_served_class(name, part):
             return f"{name or 'the model'} is a {_class_name(part)}"
         if isinstance(part, LayerNorm):
@@ -119,13 +119,6 @@ def _class_name(part: nn.Module) -> str:
     return f"{type(part).__module__}.{type(part).__name__}"
 
 
-def _tensor_reason(model: FastGPT2) -> str | None:
-    for name, parameter in model.named_parameters():
-        if parameter.is_inference() and not parameter.is_contiguous():
-            return f"{name} is an inference tensor that is not contiguous"
-    return None
-
-
 def _layer_reason(model: Any) -> str | None:
     """Return which block has another attribute than the model. The blocks have served classes."""
     for layer, block in enumerate(model.h):
@@ -138,10 +131,10 @@ def _layer_reason(model: Any) -> str | None:
     return None
 
 
-def _size_reason(model: FastGPT2) -> str | None:
+def _size_reason(model: FastGPT2, parts: Parts) -> str | None:
     """Return which module has another size than the config says. The modules have served classes."""
     for name, size in _sizes(model.config, len(model.h)).items():
-        shape = _shape_of(name, model.get_submodule(name))
+        shape = _shape_of(name, parts[name])
         if shape != size:
             return f"{name} has shape {shape}, and not {size}"
     return None
