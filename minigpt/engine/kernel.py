@@ -133,7 +133,7 @@ def int8_product(
     """Return ``x W^T`` by the kernel; ``panels`` as ``int8.panels_of`` makes them."""
     kernel, threads = functions(), torch.get_num_threads()
     x = x.contiguous()
-    y = x.new_empty(len(x), padded(out))
+    y = x.new_empty(len(x), padded_outputs(out))
     matrix = CMatrix(panels.data_ptr(), None, x.shape[1], out, INT8_FORM)
     rows_at_once = min(len(x), ROWS_AT_ONCE)
     memory = aligned_memory(kernel.product_memory(byref(matrix), rows_at_once, threads))
@@ -152,7 +152,7 @@ def int8_panels(rows: Float[Tensor, "out inp"], panels: UInt8[Tensor, "panels bl
     functions().round(byref(matrix), panels.data_ptr(), torch.get_num_threads())
 
 
-def padded(outputs: int) -> int:
+def padded_outputs(outputs: int) -> int:
     """Return the columns that the kernel writes for so many outputs."""
     return -(-outputs // SLAB) * SLAB
 

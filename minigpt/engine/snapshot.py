@@ -8,7 +8,7 @@ from torch import Tensor, nn
 WATCHED = ("config", "attention", "eps", "scale", "act")  # attributes whose values the kernel was given
 
 
-class Places:
+class ModuleEntries:
     """Entries in the dicts of modules: each dict, and the name in it."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, has_copies: bool) -> None:
         self.has_copies = has_copies
-        self.parts, self.tensors = Places(), Places()
+        self.parts, self.tensors = ModuleEntries(), ModuleEntries()
         self.hooks: list[Mapping[int, Any]] = []
         self.parts.add(vars(model), "training")
         self.parts.add(model._modules, "lm_head")

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.engine.kernel import aligned_memory, functions, padded
+from minigpt.engine.kernel import aligned_memory, functions, padded_outputs
 from minigpt.engine.snapshot import Snapshot
 from minigpt.engine.structs import (
     COLUMN_FORMS,
@@ -86,7 +86,7 @@ class StepKernel:
         """
         if output_rows is None:
             output_rows = range(len(tokens))
-        logits = torch.empty(len(output_rows), padded(self.vocabulary), dtype=torch.float32, device="cpu")
+        logits = torch.empty(len(output_rows), padded_outputs(self.vocabulary), dtype=torch.float32, device="cpu")
         done = 0
         for first in range(0, len(tokens), ROWS_AT_ONCE):
             piece = slice(first, first + ROWS_AT_ONCE)
