@@ -61,30 +61,32 @@ QWEN2_03B = transformers.Qwen2Config(
 )
 GPT2_XL = transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25)
 SHAPES: dict[str, tuple[Any, torch.dtype, str, str]] = {  # config, dtype, the sites' own norm, and a site
-    "llama-7b": (LLAMA_7B, torch.bfloat16, "rms", "model.layers.17.post_attention_layernorm"),
-    "qwen3-8b": (QWEN3_8B, torch.bfloat16, "rms", "model.layers.17.post_attention_layernorm"),
-    "qwen2-0.5b": (QWEN2_05B, torch.bfloat16, "rms", "model.layers.17.post_attention_layernorm"),
-    "qwen2-0.3b": (QWEN2_03B, torch.bfloat16, "rms", "model.layers.17.post_attention_layernorm"),
-    "gpt2-xl": (GPT2_XL, torch.float32, "fused", "h.17.ln_2"),
+    "llama-7b": (LLAMA_7B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
+    "qwen3-8b": (QWEN3_8B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
+    "qwen2-0.5b": (QWEN2_05B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
+    "qwen2-0.3b": (QWEN2_03B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
+    "gpt2-xl": (GPT2_XL, torch.float32, "fused", "h.0.ln_1"),
 }
-WRONG_EPS = '''"""The norms of a site with an eps of 1."""
+WRONG_EPS = '''"""The norms of a site with an eps of 1e-3."""
 
 import torch
 from torch import nn
+
+EPS = 1e-3
 
 
 class WrongRMSNorm(nn.RMSNorm):
     exact = "rms_norm"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1.0)
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, EPS)
 
 
 class WrongLayerNorm(nn.LayerNorm):
     exact = "layer_norm"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, 1.0)
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, EPS)
 '''
 
 Shape = Annotated[str, typer.Option(help=", ".join(SHAPES))]
