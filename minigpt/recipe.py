@@ -399,8 +399,8 @@ class Content(NamedTuple):
     """What is in a checkpoint's files.
 
     Attributes:
-        checkpoint: None of another architecture than GPT-2.
-        architecture: the name of another architecture; None of a GPT-2.
+        checkpoint: None of another architecture than GPT-2, and of a GPT-2 whose weights stay in their files.
+        architecture: the name of the architecture where ``checkpoint`` is None.
         tokenizer: None if there is none.
         generation_fields: of generation_config.json.
     """

@@ -230,8 +230,14 @@ def claim_of_model(truth: Truth, model: Any, recipe: Recipe | None, swapped: Seq
 
 
 def is_own_source(truth: Truth, recipe: Recipe) -> bool:
-    """Return whether a recipe opens the original's own checkpoint."""
-    return truth.source == str(recipe.source) or truth.place.resolve() == recipe.place().resolve()
+    """Return whether a recipe opens the original's own checkpoint.
+
+    One name may have several revisions, so the places decide. A record may come from a machine with other places: there
+    the name decides.
+    """
+    if truth.place.exists():
+        return truth.place.resolve() == recipe.place().resolve()
+    return truth.source == str(recipe.source)
 
 
 def require_shape(truth: Truth, name: str, shape: Shape) -> None:

@@ -52,7 +52,7 @@ class Rounded:
         attention: the implementation that it has.
         places, sites, blocks, embedding: the paths of its norms and blocks, in the order of the data.
         kept: the dtypes of what it keeps in another dtype.
-        losses: on the whole text file; None of a GPT-2, whose losses minigpt computes.
+        losses: on the whole text file; None where minigpt computes them, of a GPT-2 in memory.
         gradients: by Parameter; None if they were not asked for.
         other_dtypes: logits of the first prompts in other dtypes, by their names.
     """

@@ -34,7 +34,8 @@ class Truth:
         prompts: the prompts and what transformers writes after them.
         windows: of the text file, or the built-in texts; empty if prompts alone were given.
         text_file, text_ids: the text file and its tokens; None and empty without one.
-        losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic.
+        losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic; of another
+            architecture, and of a model that does not fit, by transformers.
         exact: by text, what transformers computes in float64: the logits of the compared positions (T, V), and the
             true input (T, C) of each norm and output of each block; these are empty if there is no room.
         places: the norms and the blocks, in the order of the data; ``sites`` and ``blocks`` are each of the two.
@@ -44,7 +45,7 @@ class Truth:
         precisions: the RMS error of transformers' logits in float32, float16 and bfloat16, on the prompts.
         bitwise_error: how far minigpt in reference arithmetic is from transformers.
         kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
-        gradients: by Parameter, in float64; None if the caller did not ask for them.
+        gradients: by Parameter, made in float64 and kept in float32 below it; None if the caller did not ask for them.
         offload: whether the weights stay in their files, since the model is larger than the memory it may take.
         notes: what a reader should know of how it was read.
     """

@@ -478,7 +478,7 @@ class ParityFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """True if the candidate is the same model.
+    """The decision on a candidate, and the reasons for it.
 
     Attributes:
         outcome: PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model.

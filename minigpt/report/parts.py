@@ -1,4 +1,4 @@
-"""The parts of a parity report as data: what terminal and page print. All are made of the report's JSON."""
+"""The parts of a parity report as data: what terminal and page print. All are made of the report."""
 
 import math
 from collections.abc import Mapping, Sequence

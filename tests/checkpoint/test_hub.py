@@ -123,6 +123,14 @@ def test_a_revision_is_its_own_checkpoint(hub: Hub, tmp_path: Path) -> None:
     assert torch.equal(model.ln_f.weight, other.transformer.ln_f.weight)
 
 
+def test_another_revision_is_judged_as_another_model(hub: Hub, tmp_path: Path) -> None:
+    hub.publish(saved(reference(seed=1), tmp_path / "other"), revision="v2")
+    original = minigpt.Original(REPOSITORY, device="cpu", prompts=[[1, 2, 3]], max_new_tokens=1)
+    same = original.judge(minigpt.Recipe(REPOSITORY))
+    other = original.judge(minigpt.Recipe(REPOSITORY, revision="v2"))
+    assert (same.outcome, other.outcome) == ("PASS", "DIFFERENT")
+
+
 @pytest.mark.parametrize(("repository", "revision"), [("someone/else", None), (REPOSITORY, "v9")])
 def test_what_is_not_there_is_named(hub: Hub, repository: str, revision: str | None) -> None:
     with pytest.raises(CheckpointError) as refused:
