@@ -1,6 +1,7 @@
 """Other architectures than GPT-2, which transformers opens. No code of a folder runs."""
 
 import contextlib
+import gc
 import logging
 import re
 from collections import Counter
@@ -68,6 +69,7 @@ def load_with_transformers(
         weights = sum(parameter.numel() for parameter in model.parameters())
         if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
+        gc.collect()  # a model that accelerate has hooked, and its folder, wait for it
         return_memory()
         folder = TemporaryFolder("weights")  # for those that no file has as the model needs them, as of experts
         options |= dict(device_map=device_map_of(model, place_of_weights), offload_folder=folder.path)

@@ -255,7 +255,9 @@ class TruthReader:
             require_finite(f"the logits of prompt {number}, token by token,", ids, [decoded[number]])
             places = [*reading.outputs]
             room -= len(ids)
-            outputs = reading.outputs if room >= 0 else {}
+            outputs: dict[str, Tensor] = {}
+            if room >= 0:  # a copy, so that the texts that were read with this one are freed
+                outputs = {place: y.clone() for place, y in reading.outputs.items()}
             readings.append(Reading(reading.logits, outputs))
         return readings, places
 

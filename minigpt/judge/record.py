@@ -31,6 +31,7 @@ PLAIN_FIELDS = (  # fields of a truth that JSON holds as they are
     "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
     "blocks", "embedding", "kept", "precisions",
 )  # fmt: skip
+LATER_FIELDS: dict[str, Any] = {"offload": False, "notes": []}  # that older files of this version have not
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")
 """Fields that other programs find by themselves."""
 GRADIENT = "kept.gradient."  # begins the keys of gradients
@@ -82,7 +83,7 @@ def tensors_of(truth: Truth) -> dict[str, Tensor]:
 
 def metadata_of(truth: Truth) -> dict[str, Any]:
     """Return what a truth holds beside its tensors, in JSON's own types."""
-    state: dict[str, Any] = {name: getattr(truth, name) for name in PLAIN_FIELDS}
+    state: dict[str, Any] = {name: getattr(truth, name) for name in (*PLAIN_FIELDS, *LATER_FIELDS)}
     norms = {}
     for site, norm in truth.norms.items():
         if norm.module is None:
@@ -182,6 +183,7 @@ def truth_of(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
         bitwise_error=Distance(*state["distances"]["bitwise_error"]),
         gradients=gradients or None,
         **{name: state[name] for name in PLAIN_FIELDS},
+        **{name: state.get(name, default) for name, default in LATER_FIELDS.items()},
     )
 
 

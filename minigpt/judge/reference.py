@@ -26,7 +26,7 @@ from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
 from minigpt.judge.recorder import Recorder
-from minigpt.judge.together import read_together
+from minigpt.judge.together import read_together, reads_apart
 from minigpt.precision import HALVES, dtype_name, full_products
 from minigpt.shape import Shape
 
@@ -189,13 +189,13 @@ class Reference(Runner):
         return [*self.host.sites, *self.host.blocks]
 
     def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        if self.is_gpt2:
+        if self.is_gpt2 or reads_apart(self.model):
             yield from super().read_all(samples)
             return
         yield from self._read_together(samples, self._places())
 
     def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        if self.is_gpt2:
+        if self.is_gpt2 or reads_apart(self.model):
             yield from super().logits_of_all(samples)
             return
         yield from self._read_together(samples, [])
@@ -220,7 +220,8 @@ class Reference(Runner):
             raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error
 
     def window_losses(self, ids: list[int]) -> list[Scored]:
-        return window_losses(self.model, ids)
+        with self._explaining():
+            return window_losses(self.model, ids)
 
     @contextlib.contextmanager
     def computing_in(self, compute: torch.dtype) -> Iterator["Reference"]:
@@ -256,20 +257,22 @@ class Reference(Runner):
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) of a batch without padding."""
-        with self.exactly():
-            try:
-                return self.model(input_ids, use_cache=False).logits
-            except MiniGPTError:  # as of a file that changes meanwhile
-                raise
-            except Exception as error:  # whatever a model of transformers raises
-                reason = " ".join(str(error).split())
-                if "meta tensor" in reason:  # accelerate brings a module's weights for its own call alone
-                    reason = (
-                        "a weight is used outside of its module, so it is not read block by block; give more memory"
-                    )
-                raise MiniGPTError(
-                    f"{type(self.model).__name__} of transformers cannot read a text: {reason}"
-                ) from error
+        with self.exactly(), self._explaining():
+            return self.model(input_ids, use_cache=False).logits
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Say in one sentence that transformers' model cannot read a text."""
+        try:
+            yield
+        except MiniGPTError:  # as of a file that changes meanwhile
+            raise
+        except Exception as error:  # whatever a model of transformers raises
+            reason = " ".join(str(error).split())
+            if "meta tensor" in reason:  # accelerate brings a module's weights for its own call alone
+                reason = "a weight is used outside of its module, so it is not read block by block; give more memory"
+            name = type(self.model).__name__
+            raise MiniGPTError(f"{name} of transformers cannot read a text: {reason}") from error
 
     def write(
         self, prompts: list[list[int]], most: int, ends: Sequence[int]
@@ -284,7 +287,8 @@ class Reference(Runner):
             new = min(most, self.shape.n_positions - len(prompt))
             sizes.append((new, 0 if self.is_gpt2 else len(prompt)))
         for new, batch in batches(sizes):
-            rows = self._write_batch([prompts[i] for i in batch], new)
+            with self._explaining():
+                rows = self._write_batch([prompts[i] for i in batch], new)
             for row, i in zip(rows, batch, strict=True):
                 prompt = prompts[i]
                 written = until_end(row.argmax(-1).tolist(), ends)

@@ -20,7 +20,7 @@ from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
 from minigpt.judge.recorder import Recorder
 from minigpt.judge.reference import arguments_of, batches, cached_reader
-from minigpt.judge.together import read_together
+from minigpt.judge.together import read_together, reads_apart
 from minigpt.offload import is_offloaded, is_sharded, plain_copy
 from minigpt.precision import dtype_name
 
@@ -112,6 +112,7 @@ class ModuleRunner(FunctionRunner):
         self.module = module
         self.prefix = prefix_of(module, layout.places)
         self.together = any(map(is_offloaded, module.modules()))
+        self.apart = reads_apart(module)
 
     @property
     def reads_tokens(self) -> bool:
@@ -135,13 +136,13 @@ class ModuleRunner(FunctionRunner):
         return Reading(logits, outputs)
 
     def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        if not self.together or self.prefix is None:
+        if self.apart or not self.together or self.prefix is None:
             yield from super().read_all(samples)
             return
         yield from self._read_together(samples, self.layout.places)
 
     def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        if not self.together:
+        if self.apart or not self.together:
             yield from super().logits_of_all(samples)
             return
         yield from self._read_together(samples, [])

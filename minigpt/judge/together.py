@@ -1,12 +1,14 @@
 """Texts that are read together, where every reading brings a model's weights from its files.
 
-The texts are padded on the right. A causal model computes nothing else for the tokens before the padding.
+The texts are padded on the right. A causal model computes nothing else for the tokens before the padding, unless its
+rotary angles depend on the longest text: such a model reads each text alone.
 
 B batch, T tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -16,7 +18,32 @@ from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.recorder import Recorder
 
 MOST_LOGITS = 2**26  # numbers of the logits of texts that are read together: 512 MB in float64
+MOST_TOKENS = 4096  # of texts that are read together: eager attention keeps scores of every pair
+BY_LENGTH = {"longrope", "dynamic"}  # rotary embeddings whose angles depend on the longest text
 MOST_PADDING = 64  # tokens; to compute more takes longer than to bring the weights once more
+
+
+def reads_apart(model: nn.Module) -> bool:
+    """Return whether each text must be read alone.
+
+    It must where padding changes a text, and where a block's output is not one row a text, as in Gemma 3n.
+    """
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return False
+    fields = config.to_dict()
+    if "altup_num_inputs" in fields or "altup_num_inputs" in fields.get("text_config", {}):
+        return True
+    return not BY_LENGTH.isdisjoint(_rope_types(fields))
+
+
+def _rope_types(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the kinds of rotary embeddings that a config names, of single layer types too."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _rope_types(value)
+        elif name in ("rope_type", "type") and isinstance(value, str):
+            yield value
 
 
 def groups_of(samples: Iterable[Sample], vocab_size: int) -> Iterator[list[Sample]]:
@@ -25,8 +52,10 @@ def groups_of(samples: Iterable[Sample], vocab_size: int) -> Iterator[list[Sampl
     for sample in samples:
         grown = [*group, sample]
         longest = max(len(member.ids) for member in grown)
-        padding = sum(longest - len(member.ids) for member in grown)
-        if group and (padding > MOST_PADDING or len(grown) * longest * vocab_size > MOST_LOGITS):
+        tokens = len(grown) * longest
+        padding = tokens - sum(len(member.ids) for member in grown)
+        is_large = tokens > MOST_TOKENS or tokens * vocab_size > MOST_LOGITS
+        if group and (padding > MOST_PADDING or is_large):
             yield group
             grown = [sample]
         group = grown

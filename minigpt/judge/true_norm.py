@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.host import Float64, NormSite, exact_norm
+from minigpt.offload import is_offloaded, plain_copy, values_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +33,11 @@ class TrueNorm:
     def of(cls, norm: nn.Module, site: NormSite) -> "TrueNorm":
         """Return a norm of a float64 model."""
         if site.kind == "other":
-            return cls(site.kind, None, None, 0.0, module=norm)
-        weight, bias = parameter_of(norm, "weight"), parameter_of(norm, "bias")
+            return cls(site.kind, None, None, 0.0, module=plain_copy(norm) if is_offloaded(norm) else norm)
+        values = values_of(norm)  # also where they stay in a file
+        weight, bias = values.get("weight"), values.get("bias")
         if weight is not None:
-            weight = weight + site.adds_one
+            weight = weight.double() + site.adds_one
         return cls(site.kind, weight, bias, site.eps or 0.0, site.rounds)
 
     def __call__(self, x: Float[Tensor, "*dims embd"]) -> Float[Tensor, "*dims embd"]:
@@ -43,9 +45,3 @@ class TrueNorm:
             return exact_norm(x, self.kind, self.weight, self.bias, self.eps)
         with Float64():
             return self.module(x.double())
-
-
-def parameter_of(norm: nn.Module, role: str) -> Tensor | None:
-    """Return the values of a norm's Parameter; None if it has none of that name."""
-    parameter = getattr(norm, role, None)
-    return parameter.detach() if isinstance(parameter, nn.Parameter) else None

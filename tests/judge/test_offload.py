@@ -21,7 +21,7 @@ from torch import nn
 import minigpt
 from minigpt.judge.kept import KeptReadings
 from minigpt.judge.reading import Reading, Sample
-from minigpt.judge.together import groups_of, of_text, right_padded
+from minigpt.judge.together import groups_of, of_text, reads_apart, right_padded
 
 ASKED: dict[str, Any] = {"device": "cpu", "max_new_tokens": 3, "prompts": [[5, 6, 7, 8], [9, 10, 11]]}
 SLOW = ["qwen3", "qwen2", "mistral", "pythia", "phi", "bloom", "falcon", "olmo2", "mamba", "mixtral", "cohere", "opt"]
@@ -133,7 +133,32 @@ def test_a_model_that_somebody_holds_is_read_where_its_weights_are(tmp_path: Pat
 def test_a_weight_that_is_used_outside_of_its_module_is_a_sentence(tmp_path: Path) -> None:
     random_model("llama4").save_pretrained(tmp_path)
     with pytest.raises(minigpt.MiniGPTError, match="a weight is used outside of its module"):
-        minigpt.Original(str(tmp_path), memory=0, **ASKED | {"max_new_tokens": 0})
+        minigpt.Original(str(tmp_path), memory=0, **ASKED)
+
+
+def test_a_record_says_that_its_original_was_read_block_by_block(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path / "model")
+    original = minigpt.Original(str(tmp_path / "model"), memory=0, **ASKED)
+    original.save(tmp_path / "record")
+    loaded = minigpt.Original.load(tmp_path / "record").truth
+    assert loaded.offload
+    assert loaded.notes == original.truth.notes
+    assert loaded.notes
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (transformers.LlamaConfig(), False),
+        (transformers.GPT2Config(), False),
+        (transformers.LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), True),
+        (transformers.Gemma3nTextConfig(), True),
+    ],
+)
+def test_a_model_that_padding_changes_reads_each_text_alone(config: Any, expected: bool) -> None:
+    model = torch.nn.Module()
+    model.config = config
+    assert reads_apart(model) == expected
 
 
 def test_gradients_need_the_model_in_memory(tmp_path: Path) -> None:
