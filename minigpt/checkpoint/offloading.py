@@ -1,7 +1,8 @@
 """Models whose weights stay in their files: transformers and accelerate bring those of one module at a time.
 
-Nothing is copied. A weight is read in place from its safetensors file, rounded to the model's dtype, and cast to the
-dtype in which the model computes. What transformers keeps in another dtype stays in it, as tables of angles.
+A weight is read in place from its safetensors file, rounded to the model's dtype, and cast to the dtype in which the
+model computes. Experts that a file does not have as the model needs them are written to a temporary folder.
+What transformers keeps in another dtype stays in it, as tables of angles.
 """
 
 from collections.abc import Callable, Iterator, Mapping

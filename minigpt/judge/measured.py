@@ -123,8 +123,8 @@ def measure(
     readings: Iterable[Reading],
     exact: Iterable[Reading],
     norms: Mapping[str, TrueNorm] | None = None,
-) -> Measures:
-    """Return measures with readings of prompts and windows counted, against the exact ones.
+) -> None:
+    """Count readings of prompts and windows in measures, against the exact ones.
 
     Args:
         readings, exact: of the prompts, then of the windows. Each may be read as it is counted.
@@ -137,7 +137,6 @@ def measure(
     for sample in windows:
         reading, true = next(pairs)
         measures.add_window(sample, reading, true)
-    return measures
 
 
 @dataclass
