@@ -14,8 +14,8 @@ from minigpt.judge.evidence import Network, Prediction, Sums, Text, centred, fin
 from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.mistakes import Mistake
 from minigpt.judge.precision import precision_of
-from minigpt.report.diagnosis import NEAR
 from minigpt.report.fields import MOST_NOISE, Diagnosed, noise_ratio
+from minigpt.report.sentences import NEAR
 
 SCREEN_ROWS = 16  # of the beginning of a text on which every mistake is tried
 MOST_COLUMNS = 4096  # logits of a position that are compared there
@@ -366,7 +366,7 @@ class MistakeSearch:
         return rows
 
     def _simplest(self, tied: list[Prediction]) -> Prediction:
-        """Return the prediction of fewest mistakes, and of those that stand first in the table."""
+        """Return the prediction of fewest mistakes, and of these the first in the table."""
         return min(tied, key=lambda prediction: (len(prediction.mistakes), *map(self.table.index, prediction.mistakes)))
 
     def _words(self, mistake: Mistake, tied: list[Prediction]) -> str:

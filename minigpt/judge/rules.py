@@ -19,6 +19,7 @@ from minigpt.report.fields import (
     Verdict,
     is_shifted,
     noise_ratio,
+    outcome_of,
     perplexities,
     places,
     population,
@@ -52,8 +53,7 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
         wrong += _wrong_gradients(figures)
     if changes:
         wrong.insert(0, f"{figures.norm} changes the process: {', '.join(changes)}; the change was undone.")
-    is_fault = figures.exact or bool(limits or changes or figures.nan)
-    outcome = outcome_of(passed=not wrong, is_fault=is_fault)
+    outcome = outcome_of(figures, not wrong, budget, changes)
     return Verdict(
         outcome=outcome,
         reasons=list(_difference(figures)) if outcome == "DIFFERENT" else wrong,
@@ -62,13 +62,6 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
         changes=sorted(changes),
         notes=notes,
     )
-
-
-def outcome_of(*, passed: bool, is_fault: bool) -> str:
-    """Return PASS, FAIL, or DIFFERENT for what is no fault of a candidate."""
-    if passed:
-        return "PASS"
-    return "FAIL" if is_fault else "DIFFERENT"
 
 
 def budget_lines(figures: ParityFigures, limits: Mapping[str, float]) -> list[BudgetLine]:

@@ -68,7 +68,7 @@ class Band(NamedTuple):
 
 
 def site_map(sites: Sequence[Any]) -> tuple[list[Band], list[ChartRow]]:
-    """Place sites by the number in their path: blocks across, in bands; and return those that stand in no block."""
+    """Place sites by the number in their path: blocks across, in bands; and return the sites in no block."""
     blocks: dict[str, dict[str, ChartRow]] = {}
     names: dict[str, None] = {}  # of the norms in a block, in their order
     apart = []
@@ -106,7 +106,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A drawing with what stands around it. Ticks are a coordinate and a text each."""
+    """A drawing with its axes and titles. Ticks are a coordinate and a text each."""
 
     title: str
     lines: list[Line]

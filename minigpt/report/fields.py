@@ -121,6 +121,11 @@ class Divergence:
     candidate_text: str | None = None
     reference_text: str | None = None
 
+    @property
+    def where(self) -> str:
+        """ "within" or "beyond" the noise."""
+        return "within" if self.within_noise else "beyond"
+
 
 @dataclass(frozen=True)
 class Greedy:
@@ -532,10 +537,22 @@ class ParityFields(ParityFigures):
     @property
     def outcome(self) -> str:
         """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-        if self.passed:
-            return "PASS"
-        is_fault = self.exact or self.budget or self.changes or self.nan
-        return "FAIL" if is_fault else "DIFFERENT"
+        return outcome_of(self, self.passed, self.budget, self.changes)
+
+
+def outcome_of(
+    figures: ParityFigures, passed: bool, budget: Sequence[BudgetLine] | None, changes: Sequence[str]
+) -> str:
+    """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+    if passed:
+        return "PASS"
+    is_fault = figures.exact or budget or changes or figures.nan
+    return "FAIL" if is_fault else "DIFFERENT"
+
+
+def has_norm(figures: ParityFigures) -> bool:
+    """Return whether a norm was in question; another program's file, a function or a module has its own."""
+    return figures.norm != "its own"
 
 
 def perplexities(figures: ParityFigures) -> tuple[float, float]:

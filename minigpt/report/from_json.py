@@ -11,7 +11,7 @@ hints_of = functools.cache(get_type_hints)
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Return the object of a type that a JSON value stands for; a number that is null is NaN.
+    """Return the object of a type that a JSON value describes; a number that is null is NaN.
 
     Args:
         kind: a dataclass, a list of a type, a type or None, or a type of JSON itself.

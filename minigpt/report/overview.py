@@ -1,10 +1,11 @@
-"""The parts of several parity reports: a table of verdicts, and what a reader needs beside it."""
+"""The parts of several parity reports: a table of verdicts, and what a reader needs with it."""
 
 from collections.abc import Sequence
 
-from minigpt.report.fields import ParityFields, perplexities, population, text_file
+from minigpt.report.fields import ParityFields, has_norm, perplexities, population, text_file
 from minigpt.report.numerals import percent, precise, times
-from minigpt.report.parts import HEADINGS, Cell, Number, Part, about_built_in, cell, has_norm, pair
+from minigpt.report.parts import Cell, Number, Part, cell
+from minigpt.report.sentences import BY_PARITY, about_built_in, pair
 
 MOST_REASONS = 6  # below the table of many reports
 
@@ -47,7 +48,7 @@ def models_of(reports: Sequence[ParityFields]) -> list[str]:
 
 def outcomes_of(reports: Sequence[ParityFields]) -> str:
     """Count the verdicts: "3 PASS, 1 FAIL"."""
-    counts = dict.fromkeys(HEADINGS, 0)
+    counts = dict.fromkeys(BY_PARITY, 0)
     for report in reports:
         counts[report.outcome] += 1
     return ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
@@ -84,7 +85,7 @@ def _ratio(report: ParityFields) -> float:
 
 
 def notes_on(reports: Sequence[ParityFields]) -> list[str]:
-    """Return what a table of reports needs beside it: notes, the first reason of each FAIL, the sites that break it."""
+    """Return what goes with a table of reports: notes, the first reason of each FAIL, and the sites that break it."""
     texts = []
     lines = []
     for report in reports:

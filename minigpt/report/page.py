@@ -8,10 +8,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from minigpt.errors import listing
-from minigpt.report import charts, overview, parts
+from minigpt.report import charts, overview, sentences
 from minigpt.report.fields import MOST_NOISE, ParityFields
 from minigpt.report.numerals import brief
-from minigpt.report.parts import KeyFigure, Number, Part
+from minigpt.report.parts import KeyFigure, Number, Part, parts_of
 
 _SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
 VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
@@ -34,9 +34,9 @@ class Sheet(NamedTuple):
 
     Attributes:
         kind: PASS, FAIL or DIFFERENT, for the sign before the heading; empty for none.
-        subject: stands above the heading; ``about`` and ``sentences`` stand below it.
+        subject: the line above the heading; ``about`` and ``sentences`` are below it.
         summary: names a sheet that is folded.
-        tiles: the most important figures: a name, a number, and what stands beside it.
+        tiles: the most important figures: a name, a number, and the words below it.
     """
 
     heading: str
@@ -58,7 +58,7 @@ def report_page(*reports: ParityFields) -> str:
     sheets = [_sheet(report) for report in reports]
     if len(reports) == 1:
         report = reports[0]
-        return render(f"{report.outcome}: {parts.subject(report)}", sheets)
+        return render(f"{report.outcome}: {sentences.subject(report)}", sheets)
     heading = f"{len(reports)} reports"
     models = listing(overview.models_of(reports))
     first = Sheet(
@@ -69,10 +69,16 @@ def report_page(*reports: ParityFields) -> str:
 
 
 def _sheet(report: ParityFields) -> Sheet:
-    heading, members = parts.heading(report), parts.parts_of(report)
-    subject, about = parts.subject(report), f"{parts.about(report)}."
-    sentences, tiles = parts.sentences(report), parts.tiles(report)
-    return Sheet(heading, members, report.outcome, subject, about, sentences, tiles, summary=parts.pair(report))
+    return Sheet(
+        sentences.heading(report),
+        parts_of(report),
+        report.outcome,
+        sentences.subject(report),
+        f"{sentences.about(report)}.",
+        sentences.sentences(report),
+        sentences.tiles(report),
+        sentences.pair(report),
+    )
 
 
 def render(title: str, sheets: Sequence[Sheet], template: str = "page.html") -> str:

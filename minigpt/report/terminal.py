@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.report import overview, parts
+from minigpt.report import overview, sentences
 from minigpt.report.fields import ParityFields
-from minigpt.report.parts import Cell, Part
+from minigpt.report.parts import Part, parts_of
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
 
@@ -20,10 +20,10 @@ def parity_summary(report: ParityFields) -> RenderableType:
     Args:
         report: made by a judgement, or read from a JSON file.
     """
-    lines: list[RenderableType] = [outcome(report.outcome, f"{parts.heading(report)}: {parts.about(report)}")]
-    for sentence in parts.sentences(report):
+    lines: list[RenderableType] = [outcome(report.outcome, f"{sentences.heading(report)}: {sentences.about(report)}")]
+    for sentence in sentences.sentences(report):
         lines.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
-    return Group(*lines, *printed(parts.parts_of(report)))
+    return Group(*lines, *printed(parts_of(report)))
 
 
 def reports_table(reports: Sequence[ParityFields]) -> RenderableType:
@@ -54,16 +54,10 @@ def _table(part: Part) -> Table:
     has_heads = len(part.heads) > 2
     table = Table(*part.heads, show_header=has_heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in part.rows[: part.brief]:
-        table.add_row(*map(_cell_text, row))
+        cells = ["" if cell is None else str(cell) for cell in row]
+        table.add_row(*map(Text, cells))  # which is no markup
     is_cut = part.brief is not None and part.brief < len(part.rows)
     if is_cut and has_heads:
         table.caption = f"{part.brief} of {len(part.rows)}; --html shows all"
         table.caption_justify = "left"
     return table
-
-
-def _cell_text(cell: Cell) -> Text:
-    """Return a cell as text that is no markup; nothing for None."""
-    if cell is None:
-        return Text("")
-    return Text(str(cell))

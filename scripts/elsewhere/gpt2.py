@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import minigpt
 from minigpt.files import write_atomically
 from minigpt.machine import processor_name
-from minigpt.report.diagnosis import diagnosis_lines, precision_line
+from minigpt.report.sentences import diagnosis_lines, precision_line
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("onnx", "openvino", "ctranslate2", "ctranslate2_avx2", "llama_cpp", "compiled")

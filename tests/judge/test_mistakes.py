@@ -16,8 +16,8 @@ from minigpt.judge.evidence import Network, Text
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
-from minigpt.report.diagnosis import diagnosis_lines, precision_line
 from minigpt.report.parity_report import ParityReport
+from minigpt.report.sentences import diagnosis_lines, precision_line
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
 QUICK = ("exact GELU", "no causal mask", "log-probabilities")

@@ -10,7 +10,8 @@ from reports import made, sample_report
 
 from minigpt.report.fields import Distribution, LogitsError, NormSiteError, shown
 from minigpt.report.overview import notes_on
-from minigpt.report.parts import parts_of, sentences
+from minigpt.report.parts import parts_of
+from minigpt.report.sentences import sentences
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_IN_A_TABLE = {"ratio_without_shift", "worst", "site", "swapped"}  # a sentence, a row or a mark tells these

@@ -1,0 +1,237 @@
+"""The words of a parity report: its verdict, the sentences on it, and its most important figures."""
+
+from collections.abc import Sequence
+
+from minigpt.report.fields import (
+    MOST_NOISE,
+    BudgetLine,
+    Diagnosed,
+    ParityFields,
+    Precision,
+    has_norm,
+    perplexities,
+    population,
+    text_file,
+)
+from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times
+from minigpt.report.parts import KeyFigure, Number
+
+NEAR = 1.5  # an error is like transformers' own if neither is larger by more than this factor
+WHY_MISSING = {
+    "norms and blocks": "the candidate shows none at the original's paths",
+    "norms by themselves": "a file cannot be given the original's input",
+    "tokens one by one": "the candidate takes no cache of transformers, so it reads whole texts only",
+    "gradients": "the candidate has none for the original's Parameters",
+}
+ABOUT_BUILT_IN = "These figures depend on the text. The built-in texts are short; --text FILE decides on yours."
+ABOUT_BUILT_IN_OF_DEMO = (
+    "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
+    "so that a change shows; --text FILE decides on yours."
+)
+BY_PARITY = {"PASS": "Parity holds", "FAIL": "Parity does not hold", "DIFFERENT": "A different model"}
+BY_BUDGET = BY_PARITY | {"PASS": "Within the budget", "FAIL": "Over the budget"}
+
+
+def heading(report: ParityFields) -> str:
+    """Return the verdict in words."""
+    headings = BY_PARITY if report.budget is None else BY_BUDGET
+    return headings[report.outcome]
+
+
+def about(report: ParityFields) -> str:
+    """Describe what was judged."""
+    judged = report.model
+    if has_norm(report):
+        judged += f" with {pair(report)}"
+    norms = f"{report.against_norm} norms"
+    if report.against_norm == "fused":
+        norms = "LayerNorm"
+    against = f"{report.against or 'itself'} with {norms} in transformers"
+    how = f"{report.dtype}, {report.attention}, {report.device}, {report.prompts}"
+    return f"{judged}, against {against}: {how}"
+
+
+def pair(report: ParityFields) -> str:
+    """Name the norm and the sites of a report, or what was judged if no norm was in question."""
+    if not has_norm(report):
+        return report.model
+    return f"{report.norm} at {', '.join(report.sites)}"
+
+
+def subject(report: ParityFields) -> str:
+    """Name the norm and the model of a report."""
+    if not has_norm(report):
+        return report.model
+    return f"{report.norm} in {report.model}"
+
+
+def sentences(report: ParityFields) -> list[str]:
+    """Return the reasons of the verdict, and what else must be known to read it."""
+    lines = []
+    if report.budget is not None:
+        lines += _of_budget(report, report.budget)
+    lines += report.reasons
+    before, after = perplexities(report)
+    is_different = report.outcome == "DIFFERENT"
+    if is_different and after < before:
+        lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
+    is_measured = is_different or report.budget is not None
+    if is_measured and report.built_in and text_file(report) is None:
+        lines.append(about_built_in(report))
+    if not lines:
+        lines.append(_of_parity(report))
+    lines += precision_line(report) + diagnosis_lines(report)
+    if report.bisect is not None:
+        lines.append(_of_bisection(report, report.bisect.sites))
+    lines += report.notes
+    if report.missing:
+        reasons = [f"{part}, since {WHY_MISSING[part]}" for part in report.missing]
+        lines.append(f"Not judged: {'; '.join(reasons)}.")
+    return lines + _next_step(report)
+
+
+def about_built_in(report: ParityFields) -> str:
+    """Return a sentence on the built-in texts, which were written for the demo and which any other model reads too."""
+    original = report.against or report.model
+    if original == "demo":
+        return ABOUT_BUILT_IN_OF_DEMO
+    return ABOUT_BUILT_IN
+
+
+def _of_parity(report: ParityFields) -> str:
+    greedy = "agrees"
+    if report.greedy.first_divergence is not None:
+        greedy = "diverges only within the noise"
+    return f"The logits' error is {times(report.logits.ratio)} the noise floor, and greedy decoding {greedy}."
+
+
+def _of_bisection(report: ParityFields, sites: Sequence[str]) -> str:
+    broken = "the budget"
+    if report.budget is None:
+        broken = "parity"
+    named = ", ".join(sites) or "no set of the swapped sites, on the texts as transformers wrote them"
+    return f"What breaks {broken}: {named}."
+
+
+def _of_budget(report: ParityFields, budget: Sequence[BudgetLine]) -> list[str]:
+    """Return the sentences on the budget: how many sites it allows, and that it is no parity."""
+    limits = ", ".join(f"{line.quantity}={format_limit(line.quantity, line.limit)}" for line in budget)
+    removal, ratio = report.removal, report.logits.ratio
+    lines = []
+    if removal is not None and removal.allowed is not None:
+        steps = removal.steps[: removal.allowed]
+        sites = ", ".join(step.site for step in steps) or "none"
+        lines.append(f"The budget {limits} allows {removal.allowed} of {len(report.norm_sites)} sites: {sites}.")
+    if report.passed and not ratio <= MOST_NOISE:
+        lines.append(
+            f"The budget {limits} decides. By parity it is another model: its logits' error is {times(ratio)} the "
+            "noise floor."
+        )
+    return lines
+
+
+def _next_step(report: ParityFields) -> list[str]:
+    """Return the commands that find the cause, after a FAIL."""
+    is_of_removal = report.removal is not None and report.removal.allowed is not None
+    if report.outcome != "FAIL" or is_of_removal:
+        return []
+    steps = []
+    if report.exact and report.norm not in ("fused", "its own"):
+        steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
+    if report.bisect is None and any(site.swapped for site in report.norm_sites):
+        steps.append("--bisect names the sites that break it")
+    if report.diagnosis is None and report.exact:
+        steps.append("--diagnose names the mistake, if it is a known one")
+    if not steps:
+        return []
+    return [f"Next: {'; '.join(steps)}."]
+
+
+# --- The error ---
+
+
+def is_near(precision: Precision | None) -> bool:
+    """Return whether an error is so near to transformers' own at a dtype that it is like it."""
+    return precision is not None and 1 / NEAR <= precision.ratio <= NEAR
+
+
+def precision_line(report: ParityFields) -> list[str]:
+    """Return the sentence on the precision that the error is like, if there is one and nothing else explains it."""
+    precision = report.precision
+    if precision is None or not is_near(precision):
+        return []
+    if report.outcome == "DIFFERENT" or report.diagnosis:
+        return []
+    name = precision.like
+    how = f"{brief(precision.ratio)} times transformers' own at {name}"
+    if report.passed or report.diagnosis is not None:
+        return [f"Its error is {how}: it computes in {name}."]
+    return [f"Its error is {how}, as if it computed in {name}."]
+
+
+def diagnosis_lines(report: ParityFields) -> list[str]:
+    """Return the sentence on the mistakes that explain the error, or that there is none."""
+    if report.diagnosis is None:
+        return []
+    rows = report.diagnosis
+    if not rows and precision_line(report):
+        return []  # the precision explains the error
+    if not rows:
+        return ["No mistake that is known gives these logits."]
+    names = " and with ".join(row.mistake for row in rows)
+    last = rows[-1]
+    ratio = brief(last.ratio)
+    if last.explains:
+        kind = "model" if report.bitwise is None else "GPT-2"
+        return [f"It is this {kind} with {names}: then its error is {ratio} times transformers' own."]
+    fall = f"With {names} the error falls from {brief(report.logits.ratio)} to {ratio} times transformers' own"
+    return [f"{fall}{_rest(last)}."]
+
+
+def _rest(row: Diagnosed) -> str:
+    """Return what the rest of an error is like, if it is like a precision."""
+    rest = row.rest
+    if rest is None or not is_near(rest):
+        return ""
+    return f"; the rest is {brief(rest.ratio)} times its own at {rest.like}"
+
+
+# --- Key figures ---
+
+
+def tiles(report: ParityFields) -> list[KeyFigure]:
+    """Return the most important figures: a name, a number, and the words below it."""
+    distribution = report.distribution
+    top5 = percent(distribution.top5_agreement)
+    return [
+        _perplexity_tile(report) if report.outcome == "DIFFERENT" else _noise_tile(report),
+        (
+            f"KL divergence, nats, of {population(report)}",
+            Number(distribution.kl_mean),
+            f"mean, largest {brief(distribution.kl_max)}",
+        ),
+        ("same likeliest token", Number(distribution.top1_agreement, percent), f"the five likeliest: {top5}"),
+        _greedy_tile(report),
+    ]
+
+
+def _perplexity_tile(report: ParityFields) -> KeyFigure:
+    texts = "prompts" if report.perplexity is None else "text"
+    before, after = perplexities(report)
+    words = f"the original's {precise(before)}, change {change(before, after)}"
+    return f"perplexity of the {texts}", Number(after, precise), words
+
+
+def _noise_tile(report: ParityFields) -> KeyFigure:
+    logits = report.logits
+    words = f"RMS error {brief(logits.rms_error)}, noise floor {brief(logits.noise_floor_rms)}"
+    return "of the noise floor", Number(logits.ratio, times), words
+
+
+def _greedy_tile(report: ParityFields) -> KeyFigure:
+    greedy = report.greedy
+    parting = greedy.first_divergence
+    if parting is None:
+        return "greedy tokens compared", Number(greedy.tokens_compared, count), "all the same"
+    words = f"of prompt {parting.prompt}, {parting.where} the noise"
+    return "new token where greedy decoding parts", Number(parting.token, count), words
