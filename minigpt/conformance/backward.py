@@ -17,8 +17,8 @@ from minigpt.conformance.found import (
     first_dtype,
     of_cases,
     of_numbers,
+    wrong_at,
 )
-from minigpt.conformance.found import wrong_at as dtypes_of
 from minigpt.conformance.mistakes import BACKWARD, SUMS, deviation_of, slope, true_norm
 from minigpt.conformance.probes import LIMIT, PROBES, best, distance, of_probes, with_few
 from minigpt.conformance.subject import Built, Subject
@@ -38,11 +38,13 @@ def of_gradients(subject: Subject, failed: Results, results: Results) -> Mistake
     mistakes: Mistakes = []
     for part in sorted(parts):
         of_part = [case for case in cases if part in case.worst_measured.parts]
-        at = dtypes_of(of_part)
+        at = wrong_at(of_part)
         sentences = _formulas(subject, first_dtype(at), part)
-        named = [(sentence, at) for sentence in sentences] or [_where(of_part, results)]
-        for sentence, dtypes in named:
-            mistakes.append((f"the gradient of the {part} is wrong: {sentence}", dtypes))
+        if not sentences:
+            sentence, at = _where(of_part, results)
+            sentences = [sentence]
+        for sentence in sentences:
+            mistakes.append((f"the gradient of the {part} is wrong: {sentence}", at))
     return mistakes
 
 
@@ -67,8 +69,7 @@ def _where(cases: Results, results: Results) -> FoundMistake:
     if len(cases) <= MOST_LISTED and len(cases) < len(every):
         inputs = ", ".join(case.axis.named(case.value) for case in cases)
         return of_cases(f"only for {inputs}", cases)
-    outcomes = [case.worst_measured for case in cases]
-    worst = max(outcomes, key=lambda outcome: outcome.ratio)
+    worst = max((case.worst_measured for case in cases), key=lambda outcome: outcome.ratio)
     return of_cases(f"{UNKNOWN}, it is off by {worst.error:.2g} where {worst.bound:.2g} is allowed", cases)
 
 
@@ -109,7 +110,7 @@ class Probe(NamedTuple):
         s = true_norm(self.rows, self.centers)
         for name, terms in SUMS[part].items():
             value = terms(self.incoming, self.rows, s, self.weight).sum(0)
-            names = list(filter(None, [name]))
+            names = [name] if name else []
             formulas.append((names, value))
         return formulas
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from minigpt.conformance.case import Axis, Case, Compare
+from minigpt.conformance.case import Axis, Case, Compare, Outcomes
 from minigpt.conformance.cases import BOUND, Input, gradients
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.subject import OTHER_EPS, Built, Subject, Unsupported
@@ -34,7 +34,7 @@ def case(name: str, reason: str) -> Callable[[Compare], Compare]:
 
 
 @case("rows are independent of the batch", "the same bits, or rounding where torch.mean itself sums a row otherwise")
-def rows_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def rows_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """The same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded."""
     widths = (64, 768, 1600)
     if subject.has_few_shapes:
@@ -43,8 +43,9 @@ def rows_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
         norm, x = Input((36, width)).to(subject, dtype)
         whole = norm(x.clone()).clone()  # a norm may write its next output over this one
         outputs = in_other_batches(norm, x, subject.has_few_shapes)
-        must_be_equal = subject.repeats_bits and _sums_repeat(x)
-        bound = norm.truth(x).bound * (0 if must_be_equal else 2)
+        bound = 2 * norm.truth(x).bound
+        if subject.repeats_bits and _sums_repeat(x):
+            bound = torch.zeros_like(bound)
         for place, y in outputs.items():
             yield compare(f"width {width}, {place}", y, whole, bound)
 
@@ -59,11 +60,13 @@ def in_other_batches(norm: Built, x: Tensor, has_few_shapes: bool) -> dict[str, 
         sizes = (255, 256, 2000)
     outputs: dict[str, Tensor] = {}
     for place, shape, size in places:
-        pieces = [norm(piece.clone()).clone() for piece in x.view(shape).split(size, -2)]
-        outputs[place] = torch.cat(pieces, -2).view(rows)
+        pieces = x.view(shape).split(size, -2)
+        whole = torch.cat([norm(piece.clone()).clone() for piece in pieces], -2)
+        outputs[place] = whole.view(rows)
     outputs["in another place"] = norm(x.flip(0)).flip(0)
+    repeated = x.repeat(56, 1)
     for many in sizes:
-        outputs[f"among {many:,}"] = norm(x.repeat(56, 1)[-many:])[-36:].clone()
+        outputs[f"among {many:,}"] = norm(repeated[-many:])[-36:].clone()
     return outputs
 
 
@@ -84,7 +87,7 @@ def others(subject: Subject, x: Tensor) -> list[Tensor]:
 
 
 @case("input left as it was", EXACTLY)
-def input_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def input_kept(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """The call does not change its input."""
     for shape in ((12, 64), (2, 6, 64), (1, 1, 64)):
         norm, x = Input(shape).to(subject, dtype)
@@ -94,17 +97,20 @@ def input_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case("output left as it was", EXACTLY)
-def output_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def output_kept(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """The next calls do not change an output."""
     for shape in ((12, 64), (2, 6, 64)):
         norm, x = Input(shape).to(subject, dtype)
-        outputs = [(y, y.clone()) for y in (norm(rows) for rows in (x, *others(subject, x)))]
-        for call, (y, before) in enumerate(outputs):
-            yield compare(f"the output of call {call + 1}", y, before, 0)
+        outputs = []
+        for rows in (x, *others(subject, x)):
+            y = norm(rows)
+            outputs.append((y, y.clone()))
+        for call, (y, before) in enumerate(outputs, start=1):
+            yield compare(f"the output of call {call}", y, before, 0)
 
 
 @case("same input, same output", EXACTLY)
-def repeated(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def repeated(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A second call repeats the first, also after a call with other rows."""
     norm, x = Input((12, 768)).to(subject, dtype)
     first = norm(x.clone()).clone()
@@ -114,7 +120,7 @@ def repeated(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case("same input, same output, in training", EXACTLY)
-def repeated_in_training(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def repeated_in_training(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A second call in training repeats the first."""
     norm, x = Input((12, 768)).in_training(subject, dtype)
     first = norm(x.clone()).clone()
@@ -122,7 +128,7 @@ def repeated_in_training(subject: Subject, dtype: torch.dtype) -> Iterator[Outco
 
 
 @case("calls are independent", BOUND)
-def calls_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Other rows of a shape that was just met, also at its address: nothing is kept from call to call."""
     rows, width = torch.randint(3, 40, (2,), generator=subject.generator).tolist()
     shape = (rows, 2, 64 * width)
@@ -150,28 +156,30 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]
             continue
         # if a new norm is also wrong, in a shape of no earlier call, it remembers nothing
         fresh = subject.candidate(one.shape[-1], dtype, weights=lambda width, generator: (scale, shift))
-        again = fresh(torch.cat([one, one.new_zeros(number, *one.shape[1:])]))[: len(one)]
-        is_remembered = compare(what, again, *norm.truth(one)).passed
+        more = one.new_zeros(number, *one.shape[1:])
+        longer = fresh(torch.cat([one, more]))
+        is_remembered = compare(what, longer[: len(one)], *norm.truth(one)).passed
         yield outcome if is_remembered else compare(what, one, one, 0)
 
 
 @case("many calls", EXACTLY)
-def many_calls(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def many_calls(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """300 calls of one norm repeat the first, and so do 40 backward passes."""
     norm, x = Input((2, 3, 64)).to(subject, dtype)
-    dy, first = subject.rows(2, 3, 64, dtype=dtype), norm(x.clone()).clone()
-    for call in range(300):
-        yield compare(f"call {call + 2}", norm(x.clone()), first, 0)
+    dy = subject.rows(2, 3, 64, dtype=dtype)
+    first = norm(x.clone()).clone()
+    for call in range(2, 302):
+        yield compare(f"call {call}", norm(x.clone()), first, 0)
     norm.module.train()
     before, *later = (gradients(norm, norm, x, dy.clone()) for _ in range(41))
     true = norm.gradient_truth(x, dy)
     for step, again in enumerate(later, start=2):
-        for name in before:
-            yield compare(f"{name} in backward pass {step}", again[name], before[name], 2 * true[name].bound)
+        for name, gradient in again.items():
+            yield compare(f"{name} in backward pass {step}", gradient, before[name], 2 * true[name].bound)
 
 
 @case("incoming gradient left as it was", EXACTLY)
-def incoming_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def incoming_kept(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """The backward pass does not change the gradient that it gets."""
     shapes = [(12, 64), (2, 6, 64), (1, 1, 64), (2, 3, 2, 64)]
     if subject.has_few_shapes:
@@ -185,14 +193,14 @@ def incoming_kept(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case("backward after another call", BY_ORDER)
-def overlapping(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def overlapping(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A backward pass after another forward pass has the gradients of its own call."""
     other = subject.rows(12, 64, dtype=dtype).requires_grad_()
     yield _second_pass(subject, dtype, lambda norm, y, leaf, dy: norm(other))
 
 
 @case("backward twice", BY_ORDER)
-def backward_twice(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def backward_twice(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A backward pass that is repeated has the same gradients again."""
     again = lambda norm, y, leaf, dy: torch.autograd.grad(y, leaf, dy.clone(), retain_graph=True)  # noqa: E731
     yield _second_pass(subject, dtype, again)
@@ -203,15 +211,18 @@ def _second_pass(
     subject: Subject, dtype: torch.dtype, first: Callable[[Built, Tensor, Tensor, Tensor], object]
 ) -> Outcome:
     norm, x = Input((12, 64)).in_training(subject, dtype)
-    dy, leaf = subject.rows(12, 64, dtype=dtype), x.clone().requires_grad_()
-    alone, y = gradients(norm, norm, x, dy.clone())["input"], norm(leaf)
+    dy = subject.rows(12, 64, dtype=dtype)
+    leaf = x.clone().requires_grad_()
+    alone = gradients(norm, norm, x, dy.clone())["input"]
+    y = norm(leaf)
     first(norm, y, leaf, dy)
     (gradient,) = torch.autograd.grad(y, leaf, dy.clone())
-    return compare("the gradient of the input", gradient, alone, 2 * norm.gradient_truth(x, dy)["input"].bound)
+    true = norm.gradient_truth(x, dy)["input"]
+    return compare("the gradient of the input", gradient, alone, 2 * true.bound)
 
 
-@case("weights that change", "the numbers must be those of a new norm with these weights")
-def weights_changed(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+@case("weights that change", "the numbers must be the same as a new norm's with these weights")
+def weights_changed(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Scale and shift change in place between two calls, as in a training step or a load."""
     norm, x = Input((12, 64)).to(subject, dtype)
     norm(x.clone())
@@ -221,7 +232,7 @@ def weights_changed(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case("any mode", BOUND)
-def any_mode(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def any_mode(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Training or not, with gradients, without, for inference, or where no tensor wants a gradient."""
     norm, x = Input((3, 4, 768)).to(subject, dtype)
     modes = {
@@ -236,14 +247,15 @@ def any_mode(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
             norm.module.train(training).requires_grad_(name != "none wanted")
             with mode():
                 y = norm(x.clone().requires_grad_(name == "with gradients"))
-            outputs[f"{'training' if training else 'not training'}, {name}"] = y
+            state = "training" if training else "not training"
+            outputs[f"{state}, {name}"] = y
     values, bound = norm.truth(x)
     for name, y in outputs.items():
         yield compare(name, y, values, bound)
 
 
 @case("another eps", BOUND)
-def another_eps(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def another_eps(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Built with eps=0.001. A norm that takes no eps is not judged."""
     if not subject.takes_eps:
         raise Unsupported("its eps cannot be set")
@@ -252,7 +264,7 @@ def another_eps(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case("no bias", BOUND)
-def no_bias(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def no_bias(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Built with bias=False. A norm that raises without a bias is not judged: every GPT-2 has one."""
     x = subject.rows(12, 64, dtype=dtype)
     try:
@@ -262,23 +274,28 @@ def no_bias(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
 
 
 @case("autocast", "the bound of the input's dtype; twice that of half precision, for rounded weights")
-def autocast(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def autocast(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Under autocast, float32 input stays in float32, and half activations meet float32 weights."""
-    if dtype == torch.float64 or (dtype == torch.float16 and subject.device.type == "cpu"):
+    is_float16_on_cpu = dtype == torch.float16 and subject.device.type == "cpu"
+    if dtype == torch.float64 or is_float16_on_cpu:
         raise Unsupported("autocast has no float64, and float16 on GPUs alone")
-    is_half = dtype in HALVES
-    rows = ordinary(12, 768, subject.generator) if is_half else far_from_zero(12, 768, subject.generator) / 10
+    if dtype in HALVES:
+        cast, times = dtype, 2
+        rows = ordinary(12, 768, subject.generator)
+    else:
+        cast, times = torch.bfloat16, 1
+        rows = far_from_zero(12, 768, subject.generator) / 10
     norm, x = subject.candidate(768), subject.put(rows, dtype)
-    with torch.autocast(x.device.type, dtype if is_half else torch.bfloat16):
+    with torch.autocast(x.device.type, cast):
         y = norm(x.clone(), dtypes=[torch.float32])  # as layer_norm: the input's dtype on a CPU, float32 on CUDA
     values, bound = norm.truth(x, roundings=3)
-    yield compare("", y, values, (1 + is_half) * bound)
+    yield compare("", y, values, times * bound)
 
 
 @case(
     MIXED_PRECISION, "the bound of the input's dtype; a LayerNorm's result has this dtype, as torch.nn.LayerNorm's has"
 )
-def mixed_precision(subject: Subject, dtype: torch.dtype) -> Iterator[Outcome]:
+def mixed_precision(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Rows of 16 bits meet a scale and a shift in float32, as in a model under mixed precision."""
     if dtype not in HALVES:
         raise Unsupported("the case is about rows of 16 bits")

@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 
@@ -123,16 +123,14 @@ class CaseResult:
         if worst.error is None:
             return worst.note
         where = []
-        if len(self.outcomes) > 1:
-            where.append(self._dtype_of(worst))
+        for dtype, outcome in self.outcomes.items():
+            if outcome is worst and len(self.outcomes) > 1:
+                where.append(dtype)
         if worst.note:
             where.append(worst.note)
         if worst.error == 0 or not where:
             return ""
         return f"worst at {', '.join(where)}"
-
-    def _dtype_of(self, outcome: Outcome) -> str:
-        return next(dtype for dtype, other in self.outcomes.items() if other is outcome)
 
     def beside(self, dtypes: set[str]) -> "CaseResult":
         """Return the result without those at ``dtypes``."""
@@ -165,7 +163,7 @@ class CaseResult:
 
     @property
     def summary(self) -> str:
-        """The name, the error beside its bound, and where."""
+        """The name, the error and its bound, and where."""
         worst = self.worst
         words = self.name
         if worst.error is not None:
@@ -176,7 +174,8 @@ class CaseResult:
         return words
 
 
-Compare = Callable[[Subject, torch.dtype], Iterator[Outcome]]
+Outcomes = Iterator[Outcome]
+Compare = Callable[[Subject, torch.dtype], Outcomes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,17 +213,14 @@ class Case:
             threads = one_thread()
         with threads:
             for name, dtype in DTYPES.items():
-                outcomes[name] = self._judged(subject, name, dtype)
+                outcomes[name] = self._judged(subject.drawing_for(f"{self.name}, {name}"), dtype)
         return CaseResult(self.name, self.group, self.tests, self.reason, outcomes, self.axis, self.value)
 
-    def _judged(self, subject: Subject, name: str, dtype: torch.dtype) -> Outcome:
-        refusal = subject.refusal(dtype)
-        if refusal:
-            return Outcome(None, math.inf, note=refusal)
-        return self._at(subject.drawing_for(f"{self.name}, {name}"), dtype)
-
     @torch.no_grad()
-    def _at(self, subject: Subject, dtype: torch.dtype) -> Outcome:
+    def _judged(self, subject: Subject, dtype: torch.dtype) -> Outcome:
+        refusal = subject.raises.get(dtype)
+        if refusal and dtype == torch.float64:  # many kernels have none; one that raises later is no such kernel
+            return Outcome(None, math.inf, note=refusal)
         outcomes: list[Outcome] = []
         try:
             for outcome in self.compare(subject, dtype):
@@ -243,3 +239,14 @@ class Case:
             parts |= outcome.parts
         worst = max(outcomes, key=lambda outcome: outcome.ratio)
         return dataclasses.replace(worst, parts=frozenset(parts))
+
+
+OfGroup = TypeVar("OfGroup", Case, CaseResult)
+
+
+def by_group(cases: Iterable[OfGroup]) -> dict[str, list[OfGroup]]:
+    """Return cases, or their results, by the group that they belong to."""
+    groups: dict[str, list[OfGroup]] = {}
+    for case in cases:
+        groups.setdefault(case.group, []).append(case)
+    return groups

@@ -35,7 +35,7 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
     """Compare two tensors that should be equal. A NaN equals nothing.
 
     Args:
-        expected: as many elements as ``value``, or those of its first rows, which it repeats.
+        expected: as many elements as ``value``, or its first rows alone, which it repeats.
         bound: the largest error allowed, in the shape of ``expected``, or a number.
         part: the gradient's name; "" for an output.
     """
@@ -53,7 +53,8 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
             wrong.append(wrong[0])
             continue
         limit = allowed[: len(piece)]
-        error = error_of(piece.double(), right[: len(piece)])
+        wide, true = piece.double(), right[: len(piece)]
+        error = torch.where(wide == true, 0.0, (wide - true).abs())  # infinities may be equal
         ratio = torch.where(error == 0, 0.0, error / limit).nan_to_num(nan=math.inf, posinf=math.inf)
         index = int(ratio.argmax())
         if ratio[index] > largest:
@@ -64,11 +65,6 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
         return Outcome(True, largest, *worst, what)
     place = place_of(torch.cat(wrong).view(value.shape), value)
     return Outcome(False, largest, *worst, what, place, frozenset({part}))
-
-
-def error_of(a: Tensor, b: Tensor) -> Tensor:
-    """Return |a - b| of each element; infinities may be equal."""
-    return torch.where(a == b, 0.0, (a - b).abs())
 
 
 def place_of(wrong: Tensor, value: Tensor) -> str:

@@ -18,8 +18,12 @@ from minigpt.conformance.found import (
     Mistakes,
     Results,
     first_dtype,
+    judged_at,
+    listed_values,
     of_cases,
     of_numbers,
+    on_axis,
+    without_gradients,
     wrong_at,
 )
 from minigpt.conformance.rounding import otherwise_rounded
@@ -73,9 +77,7 @@ class NamedMistake:
 @one_thread()
 def diagnoses(subject: Subject, results: Results) -> list[NamedMistake]:
     """Return what is wrong with a norm that failed some of these cases, most important first; at least one."""
-    judged = set[str]()
-    for case in results:
-        judged |= case.dtypes.keys()
+    judged = judged_at(results)
     diagnoses = []
     for sentence, dtypes in seen_mistakes(subject, results):
         if not dtypes or dtypes == judged:
@@ -115,9 +117,8 @@ def seen_mistakes(subject: Subject, results: Results) -> Mistakes:
 def _behaviours(wrong: Results) -> dict[str, CaseResult]:
     """Return the behaviours that are wrong, by name. A NaN tells nothing."""
     behaviours = {}
-    for case in wrong:
-        is_number = not math.isnan(case.worst_measured.error or 0)
-        if case.axis is Axis.BEHAVIOUR and is_number:
+    for case in on_axis(wrong, Axis.BEHAVIOUR):
+        if not math.isnan(case.worst_measured.error or 0):
             behaviours[case.value] = case
     return behaviours
 
@@ -179,7 +180,7 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
         if mistakes:
             return mistakes
     failed = values or failed
-    kinds = [case for case in failed if case.axis is Axis.KIND]
+    kinds = on_axis(failed, Axis.KIND)
     if [case.value for case in kinds] == [FAR_FROM_ZERO.name]:
         return [of_cases(CANCELS, kinds)]
     # most mistakes of one table fail the cases of the next, so the first one counts
@@ -202,25 +203,23 @@ def _of_roundings(subject: Subject, at: set[str]) -> Mistakes:
 
 def _of_inputs(failed: Results, results: Results) -> Mistakes:
     """Return for which widths, sizes, shapes, strides and rows a norm is wrong."""
-    mistakes = of_numbers(failed, [case for case in results if not case.is_backward])
+    mistakes = of_numbers(failed, without_gradients(results))
     mistakes += _together("wrong only for {} input", failed, Axis.SHAPE)
     mistakes += _together("wrong only for non-contiguous input: {}", failed, Axis.STRIDES)
-    for case in failed:
-        if case.axis is Axis.KIND:
-            mistakes.append(of_cases(f"wrong only for {case.value}", [case]))
+    for case in on_axis(failed, Axis.KIND):
+        mistakes.append(of_cases(f"wrong only for {case.value}", [case]))
     return mistakes + _of_behaviours(failed, INPUTS)
 
 
 def _together(sentence: str, failed: Results, axis: Axis) -> Mistakes:
-    cases = [case for case in failed if case.axis is axis]
+    cases = on_axis(failed, axis)
     if not cases:
         return []
-    values = ", ".join(case.value for case in cases)
-    return [of_cases(sentence.format(values), cases)]
+    return [of_cases(sentence.format(listed_values(cases)), cases)]
 
 
 def _of_behaviours(failed: Results, sentences: dict[str, str]) -> Mistakes:
-    behaviours = {case.value: case for case in failed if case.axis is Axis.BEHAVIOUR}
+    behaviours = {case.value: case for case in on_axis(failed, Axis.BEHAVIOUR)}
     mistakes = []
     for name, sentence in sentences.items():
         if name in behaviours:
@@ -261,16 +260,11 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
     return [(sentence, at) for sentence in sentences]
 
 
-def _of_ranks(cases: Results) -> Results:
-    return [case for case in cases if case.axis is Axis.SHAPE and case.value in RANKS]
-
-
 def _of_ranks_and_sizes(failed: Results, results: Results) -> Mistakes:
     """Return at which widths, sizes or ranks a norm is wrong, if it is right at a quarter of them at least."""
     mistakes: Mistakes = []
-    ranks, judged = _of_ranks(failed), _of_ranks(results)
+    judged = {case.value for case in on_axis(results, Axis.SHAPE)} & set(RANKS)
+    ranks = [case for case in on_axis(failed, Axis.SHAPE) if case.value in RANKS]
     if 0 < len(ranks) < len(judged):
-        names = ", ".join(case.value for case in ranks)
-        mistakes.append(of_cases(f"wrong only for {names} input", ranks))
-    of_values = [case for case in results if not case.is_backward]
-    return mistakes + of_numbers([case for case in failed if not case.is_backward], of_values, least=0.25)
+        mistakes.append(of_cases(f"wrong only for {listed_values(ranks)} input", ranks))
+    return mistakes + of_numbers(without_gradients(failed), without_gradients(results), least=0.25)

@@ -26,6 +26,29 @@ def of_cases(sentence: str, cases: Results) -> FoundMistake:
     return sentence, wrong_at(cases)
 
 
+def on_axis(cases: Results, axis: Axis) -> list[CaseResult]:
+    """Return the cases that vary a property."""
+    return [case for case in cases if case.axis is axis]
+
+
+def without_gradients(cases: Results) -> list[CaseResult]:
+    """Return the cases that compare no gradients."""
+    return [case for case in cases if not case.is_backward]
+
+
+def listed_values(cases: Results) -> str:
+    """Return the values of cases on their axis, in one line."""
+    return ", ".join(case.value for case in cases)
+
+
+def judged_at(cases: Results) -> set[str]:
+    """Return the names of the dtypes at which some of these cases were judged."""
+    names = set[str]()
+    for case in cases:
+        names |= case.dtypes.keys()
+    return names
+
+
 def wrong_at(cases: Results) -> set[str]:
     """Return the names of the dtypes at which some of these cases have wrong numbers."""
     names = set[str]()
@@ -48,15 +71,14 @@ def of_numbers(failed: Results, results: Results, *, least: float = 0.0) -> Mist
     """
     mistakes = []
     for axis in NUMBERS:
-        wrong = [case for case in failed if case.axis is axis]
-        every = [case for case in results if case.axis is axis]
+        wrong, every = on_axis(failed, axis), on_axis(results, axis)
         if wrong and len(every) - len(wrong) >= least * len(every):
             mistakes.append(of_cases(f"wrong only at {axis.value} {_listed(wrong, len(every))}", wrong))
     return mistakes
 
 
 def _listed(wrong: Results, of: int) -> str:
-    names = ", ".join(case.value for case in wrong[:MOST_LISTED])
+    names = listed_values(wrong[:MOST_LISTED])
     more = len(wrong) - MOST_LISTED
     if more > 0:
         return f"{names} and {more} more of {of}"

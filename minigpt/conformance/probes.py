@@ -91,19 +91,20 @@ def _choices(tables: Sequence[Mapping[str, Any]], wrong: tuple[int, ...]) -> lis
             parts.append([right])
     choices = []
     for choice in itertools.product(*parts):
-        names = [name for name, _ in choice if name]
-        choices.append((names, [part for _, part in choice]))
+        names, chosen = zip(*choice, strict=True)
+        choices.append((list(filter(None, names)), list(chosen)))
     return choices
 
 
 def best(formulas: Iterable[tuple[list[str], float]], limit: float) -> list[str] | None:
     """Return the mistakes of the first formula that is about as close as the closest; None if none is close."""
-    formulas = [(names, off) for names, off in formulas if not math.isnan(off)]
-    closest = min((off for _, off in formulas), default=math.inf)
+    finite = [(names, off) for names, off in formulas if not math.isnan(off)]
+    closest = min((off for _, off in finite), default=math.inf)
     if closest > limit:
         return None
-    for names, off in formulas:
-        if off <= max(3 * closest, 2e-6):
+    about_closest = max(3 * closest, 2e-6)
+    for names, off in finite:
+        if off <= about_closest:
             return names
     return None
 

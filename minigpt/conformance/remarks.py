@@ -4,14 +4,15 @@ Each is measured only where its case was asked and the norm is right in float32.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.conformance.behaviour import MIXED_PRECISION
-from minigpt.conformance.case import Axis, CaseResult
+from minigpt.conformance.case import Axis
+from minigpt.conformance.found import Results, judged_at, listed_values, on_axis
 from minigpt.conformance.mistakes import true_norm
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Built, Subject
@@ -19,11 +20,12 @@ from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.errors import RAISED
 from minigpt.host import probe_norm
+from minigpt.norms import notes
 from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief
 
-Results = Sequence[CaseResult]
-
+FEW_IN_WORDS = "widths 3, 64, 768, 1,001 and 4,096; up to 1,021 rows, 65 texts and 257 tokens"
+ROWS_ALONE = "rows are independent of the batch"
 OVERFLOW = 1e18  # its square is in float32, and the sum of 768 of them is not
 NARROW_WIDTH, WIDE = 64, 4096
 GROWTH = 4  # times PyTorch's own error. Sums in 8 lanes and more stay below 2 at this width; a serial sum has 10
@@ -34,7 +36,8 @@ OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since
 @one_thread()
 def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     """Return the remarks on a norm, a sentence each."""
-    sentences = [*refusals(results), *rounding_remark(candidate)]
+    sentences = [*notes(candidate.module), *unasked(subject, candidate), *row_alone(subject, results)]
+    sentences += refusals(results) + rounding_remark(candidate)
     if any("float32" in case.failed_at for case in results):
         return sentences
     of_cases: list[tuple[str, Callable[[Subject], list[str]]]] = [
@@ -49,6 +52,27 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
             with contextlib.suppress(*RAISED):
                 sentences += remark(subject.drawing_for("remarks"))
     return sentences
+
+
+def unasked(subject: Subject, candidate: Built) -> list[str]:
+    """Return what is not judged of a function of arrays, a sentence each: its gradients, and most shapes."""
+    sentences = []
+    if candidate.lacks_gradients:
+        sentences.append(f"gradients: not judged, since {candidate.name} gives none; its attribute vjp would")
+    if subject.has_few_shapes:
+        sentences.append(f"few shapes, since its package compiles each operation again for each: {FEW_IN_WORDS}")
+    return sentences
+
+
+def row_alone(subject: Subject, results: Results) -> list[str]:
+    """Return a sentence if a row has other bits alone than among others, which packages but PyTorch may give it."""
+    if subject.repeats_bits:
+        return []
+    for case in results:
+        error = case.worst_measured.error
+        if case.name == ROWS_ALONE and error:
+            return [f"a row has other bits alone than among others, within rounding: they differ by {brief(error)}"]
+    return []
 
 
 @torch.no_grad()
@@ -101,7 +125,7 @@ def constant_rows(subject: Subject) -> list[str]:
 
 
 def growth(subject: Subject) -> list[str]:
-    """Return a sentence if the error grows with the width beside that of PyTorch's own norm."""
+    """Return a sentence if the error, over that of PyTorch's own norm, grows with the width."""
     narrow = error_beside_pytorch(subject, NARROW_WIDTH)
     wide = error_beside_pytorch(subject, WIDE)
     if wide < max(GROWTH, 2 * narrow):
@@ -158,17 +182,14 @@ def rounding_remark(candidate: Built) -> list[str]:
 def refusals(results: Results) -> list[str]:
     """Return a sentence on the widths that the norm refuses."""
     refused = []
-    judged = set[str]()
-    for case in results:
-        judged |= case.dtypes.keys()
-    for case in results:
-        at = case.refused.keys() & judged
-        if case.axis is Axis.WIDTH and not case.is_backward and at - {"float64"}:
+    judged = judged_at(results) - {"float64"}
+    for case in on_axis(results, Axis.WIDTH):
+        if not case.is_backward and case.refused.keys() & judged:
             refused.append(case)
     if not refused:
         return []
-    widths = ", ".join(case.value for case in refused[:3])
+    widths = listed_values(refused[:3])
     if len(refused) > 3:
         widths += f" and {len(refused) - 3} more"
-    reason = next(iter(refused[0].refused.values()))
+    reason, *_ = refused[0].refused.values()
     return [f"it refuses widths that no GPT-2 has, {widths}: {reason}"]

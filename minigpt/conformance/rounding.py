@@ -44,7 +44,7 @@ class Way:
 
     Attributes:
         steps: the steps that are rounded to the dtype, of those in ``EVERY_STEP``; the result always is.
-        name: the mistake; "" for a right way. ``{dtype}`` stands for the dtype's name.
+        name: the mistake; "" for a right way. ``{dtype}`` is replaced by the dtype's name.
         one_pass: the variance is E[x^2] - E[x]^2.
         is_about_own_mean: the variance is about the mean before it is rounded.
         divides: by the deviation, in place of a product with its inverse.
@@ -99,7 +99,9 @@ def cut(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 def right_ways(centers: bool) -> list[Way]:
     """Return the ways that are allowed: once, and for an RMSNorm also its row before, as Llama's norms round."""
-    return [Way()] if centers else [Way(), Way(("row",))]
+    if centers:
+        return [Way()]
+    return [Way(), Way(("row",))]
 
 
 def wrong_ways(centers: bool) -> Iterator[Way]:
@@ -114,7 +116,9 @@ def wrong_ways(centers: bool) -> Iterator[Way]:
         yield Way((*steps, *more), TOO_FEW + name)
         if steps == ("mean", "variance"):
             yield Way((*steps, *more), TOO_FEW + name, is_about_own_mean=True)
-    name = TOO_FEW + (STATISTICS["mean", "variance"] if centers else OF_RMS_NORM["variance",])
+    name = TOO_FEW + OF_RMS_NORM["variance",]
+    if centers:
+        name = TOO_FEW + STATISTICS["mean", "variance"]
     for own, divides, first in itertools.product((False, True), repeat=3):
         yield Way(EVERY_STEP, name, is_about_own_mean=own, divides=divides, scale_first=first)
     if centers:
@@ -126,7 +130,7 @@ def wrong_ways(centers: bool) -> Iterator[Way]:
 def otherwise_rounded(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return where a norm rounds in half precision, if it is otherwise than it should and a known way gives its bits.
 
-    A scale or a shift that stands beside the module is left at 1 or 0, where it rounds nothing.
+    A scale or a shift that the module lacks is left at 1 or 0, where it rounds nothing.
     """
     width = 64
     adapted = subject.candidate(width, dtype).adapted

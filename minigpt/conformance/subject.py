@@ -16,9 +16,8 @@ from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
 from minigpt.norms.foreign.adapt import AdaptedNorm
-from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
+from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients, made
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
-from minigpt.norms.foreign.locate import locate
 from minigpt.precision import DTYPES, dtype_name
 
 GPT2_EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
@@ -65,14 +64,10 @@ class Built:
         return lacks_gradients(self.foreign)
 
     @property
-    def is_completed(self) -> bool:
-        """True if the wrapper applies a scale or a shift that the module lacks."""
-        return self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
-
-    @property
     def rounds_row(self) -> bool:
-        """True if scale or shift may be applied to a rounded row: beside the module, or in an RMSNorm like Llama's."""
-        return self.is_completed or not self.centers
+        """True if scale or shift may be applied to a rounded row: by the wrapper, or in an RMSNorm like Llama's."""
+        is_completed = self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
+        return is_completed or not self.centers
 
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
         """Return the norm of ``x``, in the dtype of ``x`` or one of ``dtypes``.
@@ -104,11 +99,10 @@ class Built:
     def _refuses_width_of(self, x: Tensor) -> bool:
         """Return True if the norm raises for two rows of a width that no GPT-2 has."""
         width = x.shape[-1]
-        return self.takes_dtype and width not in NEEDED and self._raises_for(x.new_ones(2, width))
-
-    def _raises_for(self, x: Tensor) -> bool:
+        if width in NEEDED or not self.takes_dtype:
+            return False
         try:
-            self.module(x)
+            self.module(x.new_ones(2, width))
         except RAISED:
             return True
         return False
@@ -121,14 +115,13 @@ class Built:
             weight = None
         if adapted and adapted.adds:
             bias = None
-        y = self._normalized(x, shape, weight, bias)
-        return adapted.completed(y) if adapted else y
-
-    def _normalized(self, x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.centers:
-            return F.layer_norm(x, shape, weight, bias, self.eps)
-        y = F.rms_norm(x, shape, weight, self.eps)
-        return y if bias is None else y + bias
+            y = F.layer_norm(x, shape, weight, bias, self.eps)
+        else:
+            y = F.rms_norm(x, shape, weight, self.eps)
+            if bias is not None:
+                y = y + bias
+        return adapted.completed(y) if adapted else y
 
     def compared(self, inputs: Iterable[tuple[str, Tensor]]) -> list[Outcome]:
         """Compare the norm of each input with the truth. One may be an earlier one whose numbers have changed."""
@@ -204,13 +197,6 @@ class Subject:
                 raises[dtype] = str(error)
         return dataclasses.replace(self, raises=raises)
 
-    def refusal(self, dtype: torch.dtype) -> str:
-        """Return why a norm is not judged at a dtype; "" if it is.
-
-        Many kernels have no float64. A norm that takes rows of float64 and raises later is not one of them.
-        """
-        return self.raises.get(dtype, "") if dtype == torch.float64 else ""
-
     def candidate(
         self,
         width: int = 64,
@@ -227,21 +213,18 @@ class Subject:
         Raises:
             NormError: if it cannot be built.
         """
-        module = self._module(width, eps, bias)
+        try:
+            module: Any = norms.build(self.norm, width, eps=eps, bias=bias)
+        except NormError as error:
+            if width in NEEDED:
+                raise
+            raise Unsupported(str(error)) from error
         scale, shift = weights(width, self.generator)
         module.weight = nn.Parameter(self.put(scale, dtype))
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
             module = module.to(device=self.device, dtype=dtype).eval()
         return Built(module, eps, self.name, self.centers, takes_dtype=dtype not in self.raises)
-
-    def _module(self, width: int, eps: float, bias: bool) -> Any:
-        try:
-            return norms.build(self.norm, width, eps=eps, bias=bias)
-        except NormError as error:
-            if width in NEEDED:
-                raise
-            raise Unsupported(str(error)) from error
 
     @one_thread()
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
@@ -258,7 +241,7 @@ class Subject:
     @property
     def takes_eps(self) -> bool:
         """True if its constructor, or its function, takes an eps."""
-        make = self._make
+        make = made(self.norm)
         function = array_function(make)
         if function is not None:
             return "eps" in function.roles
@@ -269,8 +252,10 @@ class Subject:
     @property
     def array_function(self) -> ArrayFunction | None:
         """The norm as a function of arrays of another package than PyTorch; None if it is none."""
-        function = array_function(self._make)
-        return None if function is None or function.package.name == "torch" else function
+        function = array_function(made(self.norm))
+        if function is not None and function.package.name == "torch":
+            return None
+        return function
 
     @property
     def has_few_shapes(self) -> bool:
@@ -286,7 +271,3 @@ class Subject:
         """
         function = self.array_function
         return function is None or function.package.name == "numpy"
-
-    @property
-    def _make(self) -> Any:
-        return locate(self.norm) if isinstance(self.norm, str) else self.norm

@@ -5,7 +5,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.conformance.case import CaseResult
+from minigpt.conformance.case import CaseResult, by_group
 from minigpt.conformance.check import ConformanceReport
 from minigpt.norms.registry import KINDS
 from minigpt.report.numerals import brief
@@ -22,7 +22,7 @@ def conformance_summary(
 ) -> RenderableType:
     """Return each dtype's verdict, the notes and diagnoses, and a line for each group with failures.
 
-    The diagnoses of ``dtype`` come before those of other dtypes.
+    The diagnoses of ``dtype`` come before diagnoses of other dtypes.
 
     Args:
         dtype: the dtype that the first line is about.
@@ -76,8 +76,7 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
 def _parts(report: ConformanceReport) -> tuple[list[Part], list[Part]]:
     """Return a part of each group's failed cases, and one of each group's other cases."""
     failures, passes = [], []
-    for group in dict.fromkeys(case.group for case in report.cases):
-        members = [case for case in report.cases if case.group == group]
+    for group, members in by_group(report.cases).items():
         failed, passed = [], []
         for case in members:
             rows = passed if case.passed else failed
@@ -132,13 +131,12 @@ def _figure(value: float | None) -> str:
 def _group_lines(report: ConformanceReport) -> list[Text]:
     """Return a line for each group with failures: how many fail, and the first of them."""
     lines = []
-    for group in dict.fromkeys(case.group for case in report.failures):
-        cases = [case for case in report.cases if case.group == group]
-        failed = [case for case in cases if not case.passed]
+    members = by_group(report.cases)
+    for group, failed in by_group(report.failures).items():
         dtypes = set[str]()
         for case in failed:
             dtypes |= case.failed_at
-        count = f"{len(failed)} of {len(cases)} fail"
+        count = f"{len(failed)} of {len(members[group])} fail"
         if "float32" not in dtypes:
             count += f" at {' and '.join(sorted(dtypes))} only"
         lines.append(Text(f"  {group:10}{count}, first {_brief(failed[0])}"))

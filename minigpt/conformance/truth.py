@@ -15,7 +15,7 @@ Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
 PERIOD = 1021  # a prime: longer inputs repeat their first rows, whose truth is computed once
 CONSTANTS = (0.0, 1.0, -2.5, 0.1, 10.0)
-# Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish beside eps
+# Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish next to eps
 HUGE = {torch.float64: 1e100, torch.float32: 1e15, torch.bfloat16: 1e15, torch.float16: 6e4}
 TINY = {torch.float64: 1e-160, torch.float32: 1e-20, torch.bfloat16: 1e-20, torch.float16: 1e-6}
 
@@ -79,17 +79,18 @@ def ordinary_weights(width: int, generator: Generator) -> Weights:
 
 
 def no_shift(width: int, generator: Generator) -> Weights:
-    """Return a scale about 1 and a shift of 0, beside which a small result is seen."""
+    """Return a scale about 1 and a shift of 0, so that a small result is seen."""
     return 1 + 0.7 * normal(generator, width), torch.zeros(width, dtype=torch.float64)
 
 
 def trained_weights(width: int, generator: Generator) -> Weights:
-    """Return weights like those of a trained GPT-2: most about 0.2, some almost 0, a few from 10 to 20."""
+    """Return weights as in a trained GPT-2: most about 0.2, some almost 0, a few from 10 to 20."""
+    few, fewer = max(width // 16, 1), max(width // 4, 1)
     weight = 0.2 + 0.05 * normal(generator, width)
-    weight[:: max(width // 16, 1)] = 1e-4
-    weight[1 :: max(width // 4, 1)] = 10 + 10 * torch.rand(1, generator=generator, dtype=torch.float64)
+    weight[::few] = 1e-4
+    weight[1::fewer] = 10 + 10 * torch.rand(1, generator=generator, dtype=torch.float64)
     bias = 0.02 * normal(generator, width)
-    bias[1 :: max(width // 4, 1)] = -3.0
+    bias[1::fewer] = -3.0
     return weight, bias
 
 
@@ -122,16 +123,17 @@ PRUNED = RowKind("zero scale", "weights that are exactly 0, tiny or negative", o
 CONSTANT = RowKind("constant rows", "rows of one value each", constant)
 HUGE_VALUES = RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE)
 FAR_FROM_ZERO = RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero)
+MASSIVE = RowKind("massive activations", "a few values near 3,000 among values about 1", massive)
 ROW_KINDS = [
     ORDINARY,
     RowKind("trained weights", "a few weights from 10 to 20, some almost 0", ordinary, trained_weights),
     PRUNED,
-    RowKind("massive activations", "a few values near 3,000 among values about 1", massive),
+    MASSIVE,
     FAR_FROM_ZERO,
     RowKind("deviation near sqrt(eps)", "rows where eps decides the result", near_eps),
     CONSTANT,
     HUGE_VALUES,
-    RowKind("tiny values", "values whose squares vanish beside eps, and no shift", uniform, no_shift, TINY),
+    RowKind("tiny values", "values whose squares vanish next to eps, and no shift", uniform, no_shift, TINY),
 ]
 
 # u, the unit roundoff, is the largest relative error of one rounding: half the distance from 1 to the next number
@@ -225,7 +227,7 @@ def gradient_truth(
 
     Args:
         centers: subtract the mean of the row; False for an RMSNorm.
-        rows: how many rows the sums are over, where they repeat those of ``x`` and ``dy``.
+        rows: how many rows the sums are over, where they repeat the rows of ``x`` and ``dy``.
     """
     precision, dy = PRECISIONS[x.dtype], _widen(dy)
     row = _standardized(x, eps, centers)
@@ -238,7 +240,8 @@ def gradient_truth(
     def total(terms: Tensor) -> Tensor:
         return (times * terms).sum(tuple(range(x.ndim - 1)))
 
-    along = s * (g * s).mean(-1, keepdim=True)
+    product = g * s
+    along = s * product.mean(-1, keepdim=True)
     if centers:
         along = along + g.mean(-1, keepdim=True)
     true = {
@@ -258,24 +261,21 @@ def gradient_truth(
         "weight": total(dy.abs() * of_weight),
         "bias": summing * total(dy.abs()),
     }
-    for name in off:
-        off[name] = off[name] + precision.smallest
+    for name, bound in off.items():
+        off[name] = bound + precision.smallest
     if precision.is_half:
         mean_size = g.abs().mean(-1, keepdim=True)
-        mean_product = (g * s).abs().mean(-1, keepdim=True)
+        mean_product = product.abs().mean(-1, keepdim=True)
         mean_sizes = mean_size + size * mean_product
         terms = {
             "input": (g.abs() + mean_sizes) / row.deviation,
             "weight": 2 * total((dy * s).square()).sqrt(),
         }
-        for name in off:
-            off[name] = off[name] + _half_step(true[name], off[name], precision.result)
+        for name, bound in off.items():
+            off[name] = bound + _half_step(true[name], bound, precision.result)
         for name, each in terms.items():
             off[name] = off[name] + 3 * precision.result * each
-    truths = {}
-    for name in true:
-        truths[name] = TrueValues(true[name], off[name])
-    return truths
+    return {name: TrueValues(true[name], bound) for name, bound in off.items()}
 
 
 def sum_growth(terms: int, *, repeated: bool = False) -> float:

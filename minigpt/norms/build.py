@@ -90,7 +90,7 @@ def name_of(norm: object) -> str:
     A ``functools.partial`` has its class's name, and its arguments behind it.
 
     Args:
-        norm: what ``build`` takes, or a module that stands in a model.
+        norm: what ``build`` takes, or a module in a model.
     """
     if isinstance(norm, ArrayFunction):
         norm = norm.norm
@@ -118,7 +118,7 @@ def claim_of(norm: object) -> str | None:
     a LayerNorm, or False. A kind of ``torch.nn.RMSNorm`` claims to be one.
 
     Args:
-        norm: what ``build`` takes, or a module that stands in a model.
+        norm: what ``build`` takes, or a module in a model.
     """
     registered = find(norm)
     if registered is not None:  # it may be unavailable here

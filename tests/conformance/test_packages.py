@@ -73,7 +73,7 @@ def test_an_rms_norm_with_statistics_in_half_precision_is_named(name: str) -> No
 
 
 def test_a_norm_with_one_plus_weight_has_a_scale() -> None:
-    (note,) = (note for note in check(NemotronLayerNorm1P, "no bias").notes if "kept beside it" in note)
+    (note,) = (note for note in check(NemotronLayerNorm1P, "no bias").notes if "applied to its output" in note)
     assert note.startswith("NemotronLayerNorm1P has no plain scale (it multiplies by more than weight")
 
 

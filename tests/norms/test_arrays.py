@@ -94,7 +94,7 @@ def test_what_a_function_lacks_is_beside_it_or_said() -> None:
     x = torch.randn(3, 48)
     exact = F.rms_norm(x.double(), (48,), norm.weight.double(), 1e-3) + norm.bias.double()
     assert_close(norm(x).double(), exact, 1e-6, "rms_norm and the model's shift")
-    assert norms.notes(norm) == ("rms_norm has no shift: the model's shift is kept beside it",)
+    assert norms.notes(norm) == ("rms_norm has no shift: the model's shift is applied to its output",)
     assert norms.notes(built(numpy_norm(no_eps))) == ("eps cannot be set in no_eps",)
 
 

@@ -85,8 +85,8 @@ class Gated(nn.Module):
 
 
 class Outcome(NamedTuple):
-    """What becomes of a class: its own names for the model's scale and shift (None: kept beside it), and what else is
-    trained."""
+    """What becomes of a class: its own names for the model's scale and shift (None: applied to its output), and what
+    else is trained."""
 
     scale: str | None
     shift: str | None
@@ -125,7 +125,7 @@ def test_what_becomes_of_it(cls: type[nn.Module]) -> None:
     assert len(message) == bool(lacking)
     has_both = cls in (GemmaRMSNorm, NemotronLayerNorm1P)  # which multiply by 1 + weight
     assert not has_both or f"{cls.__name__} has no plain scale (it multiplies by more than weight" in message[0]
-    assert all(f"the model's {what} is kept beside it" in message[0] for what in lacking)
+    assert all(f"the model's {what} is applied to its output" in message[0] for what in lacking)
     more = {name.removeprefix("ln_f.norm.").removeprefix("ln_f.") for name in model.state_dict().keys() - before.keys()
            if name.startswith("ln_f.") and name in dict(model.named_parameters())}  # fmt: skip
     assert more == set(outcome.more)

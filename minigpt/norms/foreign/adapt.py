@@ -22,6 +22,8 @@ from minigpt.norms.textbook import LayerNorm
 SCALE_NAMES = ("weight", "gamma", "scale", "g", "gain", "a_2", "alpha", "a", "w")
 SHIFT_NAMES = ("bias", "beta", "shift", "b", "offset", "b_2")
 
+PACKAGE = __name__.partition(".")[0]
+
 Paths = list[str]  # the names that one Parameter has in a module; tied Parameters have several
 
 
@@ -48,7 +50,7 @@ def adapt(
         if bias:
             shift = _find(module, SHIFT_NAMES, shape)
         if not scale and "scale" in keep:
-            shift = []  # applied beside the module too, so that it comes after the scale
+            shift = []  # applied to the output too, so that it comes after the scale
         lacking = []
         if not scale:
             lacking.append("scale")
@@ -67,12 +69,7 @@ def is_ours(cls: object) -> bool:
     """Return True if ``cls`` is a norm of this package."""
     if not (isinstance(cls, type) and issubclass(cls, LayerNorm)):
         return False
-    return _package(cls.__module__) == _package(__name__)
-
-
-def _package(module: str) -> str:
-    """Return the first part of a module's name."""
-    return module.partition(".")[0]
+    return cls.__module__.partition(".")[0] == PACKAGE
 
 
 def notes(module: nn.Module) -> tuple[str, ...]:
@@ -242,7 +239,7 @@ def _keep_notes(
         return ()
     fates = []
     for what in lacking:
-        fate = "kept beside it" if what in keep else "dropped"
+        fate = "applied to its output" if what in keep else "dropped"
         fates.append(f"the model's {what} is {fate}")
     lack = _lack(module, shape, lacking)
     return (f"{title(module)} has {lack}: {', '.join(fates)}",)

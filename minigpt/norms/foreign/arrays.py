@@ -1,4 +1,4 @@
-"""Make a norm of a function of arrays: NumPy's, JAX's, PyTorch's, or those of another package.
+"""Make a norm of a function of arrays: NumPy's, JAX's, PyTorch's, or another package's.
 
 The function is ``norm(x, weight, bias, eps)``. An attribute says which package's arrays it takes::
 
@@ -44,7 +44,7 @@ class ArrayFunction:
         vjp: the function that gives gradients; None without one.
 
     Raises:
-        NormError: if it is no function, if its parameters are not those of a norm, or if there is no such package.
+        NormError: if it is no function, if its parameters are not a norm's, or if there is no such package.
     """
 
     def __init__(self, norm: str | Callable[..., Any], arrays: str | None = None) -> None:
@@ -168,15 +168,6 @@ def arrays_of(made: object) -> str | None:
     return getattr(made, "arrays", getattr(inner, "arrays", None))
 
 
-def with_arrays(norm: Any, arrays: str | None) -> Any:
-    """Return a norm as ``norms.build`` takes it, whose function takes the arrays of a package; None changes nothing.
-
-    Raises:
-        NormError: as ``ArrayFunction``.
-    """
-    return norm if arrays is None else ArrayFunction(norm, arrays)
-
-
 def array_function(make: Any) -> ArrayFunction | None:
     """Return ``make`` as a function of arrays if it says that it is one, else None.
 
@@ -215,7 +206,7 @@ def require_gradients(norm: Any) -> None:
 
 
 class ArrayNorm(nn.LayerNorm):
-    """A function of arrays as a module. It has those of ``weight`` and ``bias`` that the function takes.
+    """A function of arrays as a module. It has a ``weight`` and a ``bias`` if the function takes them.
 
     Subclasses nn.LayerNorm, since transformers' Trainer spares norms from weight decay by their class.
 
@@ -229,7 +220,8 @@ class ArrayNorm(nn.LayerNorm):
     def __init__(self, function: ArrayFunction, shape: tuple[int, ...], *, eps: float, bias: bool) -> None:
         nn.Module.__init__(self)
         self.normalized_shape, self.elementwise_affine = shape, True
-        self.function, self.epsilon_of_model = function, eps
+        self.function = self.minigpt_function = function  # which messages name
+        self.epsilon_of_model = eps
         if self.takes_eps:
             self.eps = eps
         if hasattr(function.func, "exact"):
@@ -240,11 +232,6 @@ class ArrayNorm(nn.LayerNorm):
             self.weight = nn.Parameter(torch.ones(shape))
         if bias and "bias" in function.roles:
             self.bias = nn.Parameter(torch.zeros(shape))
-
-    @property
-    def minigpt_function(self) -> Any:
-        """The function, for messages."""
-        return self.function
 
     @property
     def takes_eps(self) -> bool:

@@ -136,7 +136,7 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _keywords(make: Maker, parameters: list[Parameter], eps: float, bias: bool) -> list[dict[str, Any]]:
-    """Return the keyword arguments to try, in order: those of the signature, and more for ``**kwargs``.
+    """Return the keyword arguments to try, in order: the signature's, and more for ``**kwargs``.
 
     ``**kwargs`` may go to a base class that takes an eps and a bias. The class may pass one of them itself, and would
     then raise if it got it twice. So both are tried first, then one, then none.
@@ -156,7 +156,7 @@ def _keywords(make: Maker, parameters: list[Parameter], eps: float, bias: bool) 
 
 
 def _known(parameters: Iterable[Parameter], eps: float, bias: bool) -> dict[str, Any]:
-    """Return the arguments that a norm is told: an eps, and flags for its shift and its scale."""
+    """Return the arguments that a norm gets: an eps, and flags for its shift and its scale."""
     known: dict[str, Any] = {}
     for parameter in parameters:
         name, default = parameter.name, parameter.default

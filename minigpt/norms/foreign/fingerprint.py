@@ -1,6 +1,6 @@
-"""Describe the code and the values behind a norm, so that two norms of one name are told apart.
+"""Describe the code and the values behind a norm, so that two norms of one name differ.
 
-A file's digest does not do that: a ``functools.partial`` has other arguments, two lambdas stand in one file, and a
+A file's digest does not do that: a ``functools.partial`` has other arguments, two lambdas are in one file, and a
 class of a notebook has no file.
 """
 
@@ -27,7 +27,7 @@ def describe(norm: object) -> Any:
     Installed packages and this one are named, and not read. An object of an unknown kind is described by its ``repr``.
 
     Args:
-        norm: what ``norms.build`` takes, or a module that stands in a model.
+        norm: what ``norms.build`` takes, or a module in a model.
     """
     return _Description().of(norm)
 

@@ -80,7 +80,7 @@ def file_of(norm: str) -> Path | None:
 
 
 def code_files(norm: Any) -> list[Path]:
-    """Return the file that a norm's class is written in, then those beside it that are imported from there.
+    """Return the file that a norm's class is written in, then the files in its folder that it imports.
 
     An installed package is not searched, since its version names it.
     """
@@ -108,7 +108,7 @@ def code_files(norm: Any) -> list[Path]:
 
 
 def _imported_files(file: Path) -> list[Path]:
-    """Return the files beside a file, or beside its package, that an import in it may read."""
+    """Return the files in the folder of a file, or of its package, that an import in it may read."""
     names: set[str] = set()
     for line in IMPORTS.findall(file.read_text(errors="replace")):
         names.update(WORDS.findall(line))

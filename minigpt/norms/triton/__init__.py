@@ -16,7 +16,7 @@ from minigpt.norms.textbook import LayerNorm
 
 
 def interpreting() -> bool:
-    """True if Triton is told to interpret its kernels: on any device, but slowly."""
+    """True if Triton interprets its kernels: on any device, but slowly."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
@@ -34,7 +34,7 @@ def _obstacle(device: torch.device | None) -> str | None:
 class TritonLayerNorm(LayerNorm):
     """Custom kernels in one pass over the input; statistics in float32 or wider.
 
-    The bits are the same on every run, and those of a row do not depend on the other rows. Under autocast the output
+    The bits are the same on every run, and a row's bits do not depend on the other rows. Under autocast the output
     keeps the input's dtype. It has first derivatives only, and takes rows of at most 8,192 float32 numbers.
     """
 

@@ -6,7 +6,7 @@ sums. The order of a row's sums depends on its width alone, so its bits do not d
 """
 
 # pyright: reportCallIssue=false, reportMissingImports=false
-# A launch takes num_warps beside the arguments of the kernel. Triton compiles the source of the kernels, so a checker
+# A launch takes num_warps and the arguments of the kernel. Triton compiles the source of the kernels, so a checker
 # must not wrap them.
 
 import functools
