@@ -12,7 +12,7 @@ QUANTIZES = ("int8",)
 ENGINES = ("onnx", "gguf", "openvino", "ctranslate2")  # functions of minigpt.engines
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 AMOUNT_OF_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
-KEEP = ("scale", "shift")  # what of an old norm may stay beside a new one
+KEEP = ("scale", "shift")  # what of an old norm may stay with a new one
 
 
 def check_option(name: str, value: object, known: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ ACTIVATION = FieldRule(lambda value: value in ACTIVATIONS, f"one of {', '.join(A
 class GPT2Config:
     """Everything that decides what a GPT-2 computes. Defaults are GPT-2 124M's.
 
-    Names and meanings are those of Hugging Face's ``config.json`` for ``model_type: gpt2``. ``n_inner=None`` means four
+    Names and meanings are as in Hugging Face's ``config.json`` for ``model_type: gpt2``. ``n_inner=None`` means four
     times ``n_embd``. Dropout acts in training mode only. ``used_vocab_size`` is our own field: ids from there on only
     fill up the vocabulary and are never generated.
 
@@ -251,7 +251,7 @@ def site_names(n_layer: int) -> list[str]:
 
 
 def presets_folder() -> Path:
-    """Return the folder of presets: inside an installed package, beside it in a checkout."""
+    """Return the folder of presets: inside an installed package, next to it in a checkout."""
     installed = Path(__file__).parent / "configs"
     if installed.is_dir():
         return installed

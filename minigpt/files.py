@@ -110,7 +110,7 @@ def not_utf8(what: object, error: UnicodeDecodeError) -> str:
 
 
 def hash_json(value: Any) -> str:
-    """Return 16 hexadecimal digits that stand for a value of JSON's types; other types count as their ``str``."""
+    """Return a value of JSON's types as a hash of 16 hexadecimal digits; other types count as their ``str``."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -148,8 +148,8 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 def replaced(path: str | Path) -> Iterator[Path]:
     """Yield a file to write, which replaces the one at ``path`` when the block ends without an error.
 
-    It is a temporary file beside it, is flushed to the disk, and takes the name in one rename. A link stays a link.
-    Anything but a regular file, as ``/dev/stdout``, is written directly.
+    It is a temporary file in the same folder. It is flushed to the disk, and takes the name in one rename. A link stays
+    a link. Anything but a regular file, as ``/dev/stdout``, is written directly.
 
     Raises:
         OSError: if it cannot be written.
@@ -288,8 +288,8 @@ class Lines:
 
     Args:
         path: is created if it does not exist. A pipe or a device has no earlier rows.
-        fingerprint: what decides the rows, e.g. ``hash_json`` of the settings. None if rows of several runs stand in
-            one file, and the caller tells them apart.
+        fingerprint: what decides the rows, e.g. ``hash_json`` of the settings. None if one file has rows of
+            several runs, which the caller distinguishes.
         kind: of the errors.
 
     Attributes:

@@ -283,7 +283,7 @@ def install(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
 def _is_norm(path: str, module: nn.Module) -> bool:
     """Return True for a module that has parameters of rows only, looks like a norm, and takes one input.
 
-    A norm that was swapped in is one, whatever Parameters it has. A norm that takes a gate beside its input is none.
+    A norm that was swapped in is one, whatever Parameters it has. A norm that takes a gate and its input is none.
     Nor is a wrapper of PEFT: the norms in it are sites of their own.
     """
     if _is_of_peft(module):
@@ -303,7 +303,7 @@ def _is_norm(path: str, module: nn.Module) -> bool:
 
 
 def _takes_one_input(forward: Callable[..., Any]) -> bool:
-    """Return whether a method can be called with one input, and no gate is meant to stand beside it."""
+    """Return whether a method can be called with one input, and is not meant to get a gate too."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(forward).parameters.values()
     inputs = [parameter for parameter in parameters if parameter.kind in positional]
@@ -337,7 +337,7 @@ def _widened(argument: Any) -> Any:
 def norm_sites(model: nn.Module) -> dict[str, NormSite]:
     """Return what the norms of a model compute, by their paths.
 
-    A module that stands at several paths is one site, at the first of them. ``torch.compile`` changes no path. The
+    A module at several paths is one site, at the first of them. ``torch.compile`` changes no path. The
     model may be on the device "meta", without values.
 
     Args:

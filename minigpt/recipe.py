@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -40,7 +41,7 @@ def recipe_field(
     Args:
         about: the help of the option of the command line; None for a field that the shell does not have.
         kind: the option's type in the shell and in a study file.
-        values: the values that it takes beside its default. The shell completes them.
+        values: the values that it takes, but for its default. The shell completes them.
         is_axis: whether a study takes a list of values, each of them a cell.
         difference: why a model that is opened with it is another one than the checkpoint's, with "{}" for the value;
             None if it is meant to compute the same.
@@ -68,7 +69,7 @@ class Loaded(NamedTuple):
     Attributes:
         model: in eval mode.
         tokenizer: the checkpoint's; None if it has none.
-        swapped: the sites at which the recipe's norm stands, in the order of the data.
+        swapped: the sites that have the recipe's norm, in the order of the data.
         fits: how well each fitted norm explains the one that it replaces, by site.
         generation_fields: of the checkpoint's generation_config.json; empty without one.
     """
@@ -85,7 +86,7 @@ class Recipe:
     """A checkpoint, and what is done to it when it is opened.
 
     Args:
-        source: a directory, a file of weights with its config beside it, a Hugging Face repository id, or "demo".
+        source: a directory, a file of weights in the folder of its config, a Hugging Face repository id, or "demo".
         norm: the norm to swap in, as ``swap_norms`` takes it, or a dict from patterns of sites to norms. "fused" is
             ``torch.nn.functional.layer_norm``. None leaves the checkpoint's own norms.
             If config.json names a norm that is not registered, name its class here, since a file never makes code run.
@@ -118,7 +119,7 @@ class Recipe:
         "*", "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late."
     )
     keep: Collection[str] = recipe_field(
-        choices.KEEP, "What of the model's norms stays beside a --norm that lacks it: scale,shift, one of them, none.",
+        choices.KEEP, "What of the model's norms stays with a --norm that lacks it: scale,shift, one of them, none.",
         is_axis=True,
     )  # fmt: skip
     center: bool = recipe_field(
@@ -150,7 +151,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            self._check_word(field)
+            values, value = field.metadata["values"], getattr(self, field.name)
+            if values and value != field.default and field.name != "dtype":
+                choices.check_option(field.name, value, values)
         choices.check_quantize(self.quantize, self.arithmetic)
         object.__setattr__(self, "dtype", _dtype_word(self.dtype))
         object.__setattr__(self, "sites", tuple(choices.patterns_of(self.sites)))
@@ -160,13 +163,6 @@ class Recipe:
         kept = [role for role in choices.KEEP if role in self.keep]
         object.__setattr__(self, "keep", tuple(kept))
         self._check_norm()
-
-    def _check_word(self, field: dataclasses.Field[Any]) -> None:
-        """Check that a value is one of those that its field lists. ``_dtype_word`` does so for the dtype."""
-        values, value = field.metadata["values"], getattr(self, field.name)
-        if not values or field.name == "dtype" or value == field.default:
-            return
-        choices.check_option(field.name, value, values)
 
     def _check_norm(self) -> None:
         """Check that no option is about a norm that is not swapped in, and that sites are named once."""
@@ -205,8 +201,7 @@ class Recipe:
         from minigpt.swap.fit import require_fitted
 
         place = self.place()
-        read = _read_small_files if offload else _read_files
-        content = read_stable(place, read)
+        content = read_stable(place, partial(_read_files, with_weights=not offload))
         if content.checkpoint is None and not any_architecture:
             raise ConfigError(
                 f"{self.source} is a {content.architecture}, and this needs a GPT-2; minigpt parity, study, perplexity "
@@ -228,18 +223,15 @@ class Recipe:
         return Loaded(model, content.tokenizer, sites, fits, content.generation_fields)
 
     def _load_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
-        """Return the model with the recipe's norms, and the sites at which they stand."""
+        """Return the model with the recipe's norms, and the sites that have them."""
         from minigpt.checkpoint.pretrained import load_model
         from minigpt.device import resolve_device
         from minigpt.precision import resolve_dtype
         from minigpt.swap import center_writers
 
-        device = self.device
-        if self.quantize and device is None:
-            device = "cpu"
         model = load_model(
             checkpoint, self.pairs(), attention=self.attention, arithmetic=self.arithmetic,
-            device=resolve_device(device), dtype=resolve_dtype(self.dtype),
+            device=resolve_device(self.wanted_device), dtype=resolve_dtype(self.dtype),
         )  # fmt: skip
         if self.center:
             center_writers(model)
@@ -316,6 +308,13 @@ class Recipe:
         """Whether an option asks for the GPT-2 of minigpt."""
         return self._option_of_gpt2() is not None
 
+    @property
+    def wanted_device(self) -> "str | torch.device | None":
+        """The device that is asked for: the CPU by default for weights in int8; None for CUDA if there is one."""
+        if self.quantize is not None and self.device is None:
+            return "cpu"
+        return self.device
+
     def place(self) -> Path:
         """Return the local folder, or file of weights, of ``source``; fetches a repository.
 
@@ -361,7 +360,7 @@ class Recipe:
         return hash_json([settings, norms, hashes])
 
     def _files(self) -> list[Path]:
-        """Return the files that decide the model: its own, those of its norms' code, and the text to fit on."""
+        """Return the files that decide the model: its own, its norms' code, and the text to fit on."""
         from minigpt.checkpoint.contents import known_files
         from minigpt.norms.foreign.locate import code_files
 
@@ -411,16 +410,8 @@ class Content(NamedTuple):
     generation_fields: dict[str, Any]
 
 
-def _read_small_files(files: "Files") -> Content:
-    """Return what is in a checkpoint's files of other things than weights."""
-    from minigpt.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
-    return Content(None, files.architecture or "gpt2", tokenizer, files.generation_fields())
-
-
-def _read_files(files: "Files") -> Content:
-    """Return what is in a checkpoint's files, each of which is read once."""
+def _read_files(files: "Files", *, with_weights: bool) -> Content:
+    """Return what is in a checkpoint's files, each of which is read once; weights only of a GPT-2."""
     from minigpt.checkpoint.read import read_checkpoint
     from minigpt.tokenizer import Tokenizer
 
@@ -428,10 +419,12 @@ def _read_files(files: "Files") -> Content:
     if files.has_tokenizer:
         tokenizer = Tokenizer.read(files.folder)
         known_ids = tokenizer.id_count
-    checkpoint = None
-    if files.architecture is None:
+    checkpoint, architecture = None, files.architecture
+    if architecture is None and with_weights:
         checkpoint = read_checkpoint(files, known_ids)
-    return Content(checkpoint, files.architecture, tokenizer, files.generation_fields())
+    elif architecture is None:
+        architecture = "gpt2"
+    return Content(checkpoint, architecture, tokenizer, files.generation_fields())
 
 
 def _dtype_word(dtype: Any) -> str | None:

@@ -58,8 +58,8 @@ class Tokenizer:
 
         transformers' AutoTokenizer reads any other: a vocab.json with merges.txt, BERT's vocab.txt, SentencePiece
         (which needs two more packages), and a tokenizer.json with added_tokens.json, special_tokens_map.json or a class
-        of its own beside it. OpenAI's encoder.json with vocab.bpe, and the characters of nanoGPT's meta.pkl, are read
-        too.
+        of its own in its folder. OpenAI's encoder.json with vocab.bpe is read too, and so are the characters of
+        nanoGPT's meta.pkl.
 
         Truncation, padding and BPE dropout (arXiv 1910.13267) that a tokenizer.json remembers from training are off, so
         that a text always has the same ids.
@@ -82,15 +82,13 @@ class Tokenizer:
             if any(folder.glob("*.model")):
                 reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
             raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}") from error
-        if tokenizer._is_byte_level and tokenizer._lacks_bytes():
+        lacks_bytes = any(tokenizer.backend.token_to_id(character) is None for character in _BYTE_OF)
+        if tokenizer._is_byte_level and lacks_bytes:
             raise CheckpointError(
                 f"the tokenizer in {folder} is byte-level, and lacks some of the 256 bytes; if it is of another kind, "
                 "its tokenizer_config.json must name a tokenizer_class"
             )
         return tokenizer
-
-    def _lacks_bytes(self) -> bool:
-        return any(self.backend.token_to_id(character) is None for character in _BYTE_OF)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text. A special token's spelling in it is that token, as in transformers.
@@ -121,7 +119,7 @@ class Tokenizer:
         """Return a number of tokens that a text has at least, without turning it into ids.
 
         It is exact where the tokens are pieces of the text's bytes, as GPT-2's: there are as many as its bytes divided
-        by those of the longest token, or more. Other tokenizers may drop or join characters: 0, as of a text that takes
+        by the longest token's, or more. Other tokenizers may drop or join characters: 0, as of a text that takes
         no time to read.
         """
         if len(text) <= LONG_TEXT or self._longest_token is None:
@@ -251,7 +249,7 @@ class Tokenizer:
             splits += split.get("pretokenizers", ())
         longest = max(map(len, self.backend.get_vocab(with_added_tokens=False)))  # a character stands for a byte
         for token in self._added.values():
-            if token.lstrip or token.rstrip:  # it takes the spaces beside it
+            if token.lstrip or token.rstrip:  # it takes the spaces around it
                 return None
             longest = max(longest, len(token.content.encode()))
         return longest
@@ -291,7 +289,7 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
-    """Return the backend of tokenizer.json; None without one, or if the files beside it say more than it does."""
+    """Return the backend of tokenizer.json; None without one, or if the files in its folder say more than it does."""
     more = ["added_tokens.json", "special_tokens_map.json"]
     if fields.get("added_tokens_decoder"):  # which replaces the latter
         more.remove("special_tokens_map.json")

@@ -1,4 +1,4 @@
-"""Time decoding beside transformers, on one checkpoint and the same prompts, in turns, each in a separate process."""
+"""Time decoding against transformers, on one checkpoint and the same prompts, in turns, each in a separate process."""
 
 import dataclasses
 import os
@@ -147,7 +147,7 @@ def _timed_in_turns(plan: BenchPlan, progress: Progress | None) -> Runs:
 
 
 def _options(plan: BenchPlan, name: str, kind: str) -> dict[str, Any]:
-    """Return what a program is told of the plan."""
+    """Return the options of a program."""
     draft = plan.draft if name == "minigpt" else None
     room = plan.prompt_tokens + plan.new_tokens
     return {"kind": kind, "draft": draft, "room": room}

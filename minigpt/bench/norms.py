@@ -49,7 +49,7 @@ def bench_norms(
 
     Args:
         names: norms, as ``norms.build`` takes them; "fused" by default, and "triton" if it runs on the device.
-        widths: numbers in a row; by default those of GPT-2.
+        widths: numbers in a row; by default GPT-2's.
         rows: numbers of rows.
         device: CUDA by default if there is one, else the CPU.
         dtype: bfloat16 on CUDA by default, and float32 on a CPU.
@@ -108,7 +108,7 @@ def _check_sizes(widths: list[int], rows: list[int], repeats: int) -> None:
 
 
 def _timings(computes: str, calls: Calls, x: Tensor, repeats: int) -> list[dict[str, Any]]:
-    """Return a timing of each norm's pass over the rows ``x`` (N, C), beside a plain copy of them."""
+    """Return a timing of each norm's pass over the rows ``x`` (N, C), and of a plain copy of them."""
     copy = partial(torch.empty_like(x).copy_, x)
     seconds = _median_seconds(calls | {"copy": copy}, repeats, x.device)
     copied = 2 * x.nbytes / seconds.pop("copy")

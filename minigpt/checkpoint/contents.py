@@ -48,6 +48,7 @@ REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 MODEL_FILES = (*MODEL, *TOKENIZER_FILES, ADAPTER)
 
 Read = TypeVar("Read")
+State = list[tuple[Path, int, int, int]]  # of each file: its path, number, size and time
 
 
 def local_place(
@@ -116,7 +117,7 @@ class Files:
 
     Attributes:
         place: the folder, or the file of weights, that the user names.
-        folder: where the other files are: in ``place``, beside it, or in a folder inside if a save was cut short.
+        folder: where the other files are: ``place`` or its folder, or a folder inside if a save was cut short.
         config: the fields of config.json, which is read once; None without one.
     """
 
@@ -168,14 +169,15 @@ class Files:
         """Return the files that hold the tensors: one, or those that an index names.
 
         Raises:
-            CheckpointError: if there are none, the index is damaged or names a file that is not beside it, or an
-                adapter of PEFT stands beside them.
+            CheckpointError: if there are none, the index is damaged or names a file that is not in the folder, or
+                an adapter of PEFT is in the folder.
         """
         if self.place.is_file():
             return [self.place]
         require_no_adapter(self.folder)
-        named = self._named_weights()
-        if named is not None:
+        config = self.config or {}
+        named = str(config.get(WEIGHTS_FIELD) or "")
+        if named:
             _require_beside(self.folder / CONFIG, named)
             return _parts(self.folder / named)
         for name in WEIGHT_FILES:
@@ -185,12 +187,6 @@ class Files:
             if index.is_file():
                 return _parts(index)
         raise CheckpointError(f"{self.place} has {self._lacks()}")
-
-    def _named_weights(self) -> str | None:
-        """Return the name of the file of weights, or of their index, that config.json names; None if it names none."""
-        if self.config is None:
-            return None
-        return str(self.config.get(WEIGHTS_FIELD) or "") or None
 
     def _lacks(self) -> str:
         """Return the files that are missing, and the file of weights to name instead."""
@@ -234,7 +230,7 @@ def require_no_adapter(folder: Path) -> None:
     transformers adds an adapter to a model where PEFT is installed, and reads the model alone where it is not.
 
     Raises:
-        CheckpointError: if an adapter of PEFT stands in the folder.
+        CheckpointError: if an adapter of PEFT is in the folder.
     """
     if (folder / ADAPTER).is_file():
         raise CheckpointError(
@@ -286,13 +282,16 @@ def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
 
 
 @contextlib.contextmanager
-def unchanged(place: Path) -> Iterator[None]:
+def unchanged(place: Path, since: State | None = None) -> Iterator[None]:
     """Check that nobody saves to a checkpoint while the block reads it.
+
+    Args:
+        since: the state of its files; by default that at the beginning of the block.
 
     Raises:
         CheckpointError: if somebody does, also in place of an error of the block.
     """
-    state = files_state(place)
+    state = files_state(place) if since is None else since
     try:
         yield
     finally:
@@ -300,7 +299,7 @@ def unchanged(place: Path) -> Iterator[None]:
             raise CheckpointError(f"{place} was saved to while it was read; start again when nothing writes to it")
 
 
-def files_state(place: Path) -> list[tuple[Path, int, int, int]]:
+def files_state(place: Path) -> State:
     """Return what changes when a file of a checkpoint is written: number, size and time of each."""
     state = []
     for path in known_files(place):
@@ -399,7 +398,7 @@ def _parts(file: Path) -> list[Path]:
     """Return a file of weights, or those that an index names.
 
     Raises:
-        CheckpointError: if the index is damaged or names a file that is not beside it.
+        CheckpointError: if the index is damaged or names a file that is not in its folder.
     """
     if not file.name.endswith(".index.json"):
         return [file]
@@ -414,4 +413,4 @@ def _parts(file: Path) -> list[Path]:
 
 def _require_beside(file: Path, name: str) -> None:
     if Path(name).name != name or not os.path.isfile(file.parent / name):  # of a path that NUL is in too
-        raise CheckpointError(f"{file} names {name!r}, which is not a file beside it")
+        raise CheckpointError(f"{file} names {name!r}, which is not a file in the same folder")

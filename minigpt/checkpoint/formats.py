@@ -209,7 +209,7 @@ def _stores_out_in(tensors: Tensors) -> bool:
 
 
 # nanoGPT and minGPT: Hugging Face's names, but linear layers are stored (out, in), and biases may be missing. nanoGPT
-# uses the exact GELU. A model trained before June 2023, or by minGPT, needs a config.json beside it.
+# uses the exact GELU. A model trained before June 2023, or by minGPT, needs a config.json in its folder.
 NANOGPT = Format(
     name="nanoGPT",
     recognises=_stores_out_in,
@@ -232,11 +232,3 @@ NANOGPT = Format(
 HUGGING_FACE = Format(name="Hugging Face", recognises=lambda tensors: True)
 
 FORMATS = [BOOK, NANOGPT, HUGGING_FACE]  # the first that recognises the tensors
-
-
-def recognise(tensors: Tensors) -> Format:
-    """Return the family that the tensors belong to; Hugging Face if no other recognises them."""
-    for form in FORMATS:
-        if form.recognises(tensors):
-            return form
-    return HUGGING_FACE

@@ -21,7 +21,7 @@ from minigpt.model import GPT2
 from minigpt.norms.foreign.adapt import other_eps
 
 ARCHITECTURE = "MiniGPT2LMHeadModel"
-OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json has beside a GPT-2's
+OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json adds to a GPT-2's
 
 Pairs = list[tuple[str, norms.NormSpec]]
 Norms = norms.NormSpec | Mapping[str, norms.NormSpec] | Pairs  # at all sites, or by patterns of sites
@@ -97,7 +97,7 @@ def norm_at(pairs: Pairs, site: str) -> norms.NormSpec | None:
 
 
 def sites_for(norm: norms.NormSpec, sites: list[str], named: Pairs, *, by_site: bool) -> list[str]:
-    """Return those of the sites at which a caller's norm belongs.
+    """Return the sites, of the given ones, at which a caller's norm belongs.
 
     A config.json may name a norm that is not registered, which is code. The class that the caller gives for it belongs
     where config.json names code, and only there. Any other norm belongs at all of the sites.
@@ -179,7 +179,7 @@ def is_frozen(eps: float) -> bool:
 
 
 def unscaled(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
-    """Return the tensors of a plain form as those of frozen norms that divide by 1."""
+    """Return the tensors of a plain form as tensors of frozen norms that divide by 1."""
     plain = dict(tensors)
     for name, weight in tensors.items():
         if not NORM_WEIGHT.fullmatch(name):

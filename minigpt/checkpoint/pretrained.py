@@ -59,8 +59,8 @@ def load_model(
 def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, norms.NormSpec]:
     """Build the norms that a checkpoint names, where they are not LayerNorm; return them by site.
 
-    A norm that is not registered is built from ``code``, by patterns of sites. It keeps those of the model's scale and
-    shift that the checkpoint has.
+    A norm that is not registered is built from ``code``, by patterns of sites. It keeps the scale and
+    the shift that the checkpoint has.
 
     Raises:
         NormError: if the caller does not name it, or it cannot be built.
@@ -71,7 +71,10 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
         if norm is None or norm == "fused":
             continue
         if not norms.is_registered(norm):
-            norm = _class_for(norm, norm_at(code, site))
+            chosen = norm_at(code, site)
+            if chosen is None:  # a file never makes code run
+                require_registered(norm)
+            norm = chosen or norm
         keep = []
         for role, name in (("scale", "weight"), ("shift", "bias")):
             if f"{site}.{name}" in checkpoint.tensors:
@@ -84,17 +87,6 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
         model.set_submodule(site, module)
         built[site] = norm
     return built
-
-
-def _class_for(named: norms.NormSpec, chosen: norms.NormSpec | None) -> norms.NormSpec:
-    """Return the norm that the caller has chosen for one that is not registered.
-
-    Raises:
-        NormError: if there is none: a file never makes code run.
-    """
-    if chosen is None:
-        require_registered(named)
-    return chosen or named
 
 
 def give_dimensions(tensors: dict[str, Tensor], model: GPT2, sites: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.contents import CONFIG, Files, quantized
-from minigpt.checkpoint.formats import Format, Tensors, recognise, same_values
+from minigpt.checkpoint.formats import FORMATS, Format, Tensors, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError, listing
@@ -20,7 +20,7 @@ from minigpt.host import uncompiled
 from minigpt.precision import DTYPES, dtype_name
 
 _WRAPPERS = re.compile(r"(?:module\.)*(?:transformer\.)?")  # of DataParallel; of transformers' GPT-2 with a head
-# Heads beside a language model's: of TRL's reward models, and of transformers' other GPT-2 classes.
+# Other heads than a language model's: of TRL's reward models, and of transformers' other GPT-2 classes.
 _OTHER_HEADS = re.compile(r"(v_head|score|classifier|qa_outputs|multiple_choice_head)\..*")
 
 
@@ -48,7 +48,7 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
 
     Args:
         known_ids: number of ids that the tokenizer knows. A vocabulary that is padded to a multiple, e.g. 50,304, has
-            more ids than stand for text. 0 if there is no tokenizer.
+            more ids than are used for text. 0 if there is no tokenizer.
 
     Raises:
         CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
@@ -64,7 +64,8 @@ def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from error
     _require_enough_values(config, tensors, files.place)
-    config = _with_used_vocabulary(config, known_ids)
+    used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
+    config = dataclasses.replace(config, used_vocab_size=used if 0 < used < config.vocab_size else None)
     if config.tie_word_embeddings:
         _drop_tied_head(tensors)
     if not norms:
@@ -88,7 +89,7 @@ def _config_fields(files: Files, trainer_fields: Mapping[str, Any] | None) -> tu
         return files.config, files.folder / CONFIG
     if trainer_fields is not None:
         return dict(trainer_fields), files.place
-    where = " beside it" if files.place.is_file() else ""
+    where = " in its folder" if files.place.is_file() else ""
     raise CheckpointError(f"{files.place} has no {CONFIG}{where}")
 
 
@@ -119,13 +120,6 @@ def _require_enough_values(config: GPT2Config, tensors: Tensors, place: Path) ->
         raise CheckpointError(f"{place} holds {values:,} values, and its config needs {needed:,}")
 
 
-def _with_used_vocabulary(config: GPT2Config, known_ids: int) -> GPT2Config:
-    """Return the config with the number of ids that stand for text; None of them if all do."""
-    used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
-    is_part = 0 < used < config.vocab_size
-    return dataclasses.replace(config, used_vocab_size=used if is_part else None)
-
-
 def _drop_tied_head(tensors: Tensors) -> None:
     """Remove the head that a config ties to the embedding.
 
@@ -138,7 +132,7 @@ def _drop_tied_head(tensors: Tensors) -> None:
     if not same_values(head, tensors["wte.weight"]):
         raise CheckpointError(
             "lm_head.weight differs from wte.weight, but the config ties them; "
-            'a config.json with "tie_word_embeddings": false beside it uses both'
+            'a config.json with "tie_word_embeddings": false in its folder uses both'
         )
 
 
@@ -151,7 +145,7 @@ def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:
     plain: Tensors = {}
     for name, tensor in source_tensors.items():
         plain[_WRAPPERS.sub("", uncompiled(name), count=1)] = tensor
-    form = recognise(plain)
+    form = next(family for family in FORMATS if family.recognises(plain))
     heads = list(filter(_OTHER_HEADS.fullmatch, plain))
     if heads:
         _warn(f"{place}: left out {listing(heads)}, since a language model has no such head, as transformers does")

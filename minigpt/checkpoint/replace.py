@@ -23,7 +23,7 @@ def replacing(folder: Path, replaced: tuple[str, ...] = MODEL) -> Iterator[Path]
     1. The new files are written to a folder inside, and flushed to the disk.
     2. One rename puts a config.json in place that names them: ``transformers_weights``, which transformers and minigpt
        follow. From here on the folder holds the new model.
-    3. The new files take their usual names beside it, and the old ones go.
+    3. The new files take their usual names next to it, and the old ones go.
     4. A second rename puts a config.json in place that names nothing, and the folder inside goes.
 
     Savers take turns for steps 2 to 4, by a lock on the folder. What a killed one has left is removed by the next.

@@ -51,10 +51,10 @@ def save_pretrained(
     Args:
         model: its parameters are on any device but meta.
         directory: created if it does not exist.
-        tokenizer: is saved beside the model.
+        tokenizer: is saved with the model.
         max_shard_bytes: larger weights are divided into files of at most so many bytes, with an index; a larger tensor
             has a separate file.
-        generation_config: settings for generation_config.json, beside the config's ids of tokens.
+        generation_config: settings for generation_config.json, which also gets the config's ids of tokens.
 
     Raises:
         ConfigError: if the model is not a GPT2.
@@ -125,7 +125,7 @@ def _write_weights(folder: Path, tensors: dict[str, Tensor], max_shard_bytes: in
 
 
 def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> None:
-    """Check that the tensors are a GPT-2's of this config, except those of norms that the config has ``named``.
+    """Check that the tensors are a GPT-2's of this config, except the norms that the config has ``named``.
 
     Raises:
         CheckpointError: the message names what is missing, unexpected or of another shape.

@@ -38,7 +38,7 @@ AMOUNT_FIELDS = (
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon",
     "rope_theta", "initializer_range",
 )  # fmt: skip
-PACKED = 16  # numbers that stand in one of a quantized file, at most
+PACKED = 16  # numbers in one number of a quantized file, at most
 SPARE_VALUES = 2  # times as many values as the files hold: they leave out a head that is the embedding
 SMALL = 2**28  # values that take no memory worth a check
 

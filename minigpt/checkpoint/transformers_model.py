@@ -46,7 +46,7 @@ def load_with_transformers(
 
     Raises:
         CheckpointError: if transformers cannot open it from config.json and safetensors files, or its weights are
-            quantized or not alone: an adapter of PEFT stands beside them.
+            quantized or not alone: an adapter of PEFT is in their folder.
         ConfigError: if config.json cannot be that of these files.
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # imported here, since it takes five seconds

@@ -54,14 +54,16 @@ def run(words: list[str], interrupts: Interrupts) -> None:
         KeyboardInterrupt: after an interrupt.
     """
     words = words or ["--help"]
+    pulse: AbstractContextManager[None] = nullcontext()  # of a server, which runs until it is stopped
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
     if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     else:
         _guard_exit()
+        pulse = PULSE.beating()
     try:
-        with _pulse_of(words[0]):
+        with pulse:
             status = _status_of(with_values(words), interrupts)
         if status == 130:  # Typer's, after an interrupt
             raise KeyboardInterrupt
@@ -88,13 +90,6 @@ def run(words: list[str], interrupts: Interrupts) -> None:
     except OSError as error:
         _drop_output()
         _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
-
-
-def _pulse_of(command: str) -> AbstractContextManager[None]:
-    """Return the pulse of a command; a server, which runs until it is stopped, has none."""
-    if command == "serve":
-        return nullcontext()
-    return PULSE.beating()
 
 
 def _status_of(words: list[str], interrupts: Interrupts) -> Any:

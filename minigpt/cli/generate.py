@@ -3,10 +3,9 @@
 import re
 import sys
 import time
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from minigpt.cli.options import Json, OutFile, option_name, parse_draft, refuse_if
 from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
@@ -135,7 +134,10 @@ def _show_text(model: "GPT2", tokenizer: "Tokenizer", prompt: str, settings: Gen
     PULSE.stop()
     output = sys.stdout
     with stdout_to_stderr():
-        _print(chain([prompt + first], pieces), output)
+        for piece in chain([prompt + first], pieces):
+            shown = for_terminal(piece) if output.isatty() else piece
+            print(shown, end="", flush=True, file=output)
+        print(file=output)
 
 
 def _show_json(
@@ -162,14 +164,6 @@ def _show_json(
     print_json(fields)
 
 
-def _print(pieces: Iterable[str], output: TextIO) -> None:
-    for piece in pieces:
-        if output.isatty():
-            piece = for_terminal(piece)
-        print(piece, end="", flush=True, file=output)
-    print(file=output)
-
-
 def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in the fields of a generation_config.json, without those that are off."""
     settings: dict[str, Any] = {}
@@ -186,7 +180,7 @@ def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
-    """Return the settings: those asked for, else those of the model's generation config, else temperature 0.8."""
+    """Return the settings: what is asked for, else the model's generation config, else temperature 0.8."""
     settings = {"do_sample": True, "max_new_tokens": 200} | from_file
     if "max_new_tokens" in from_file | from_shell:
         settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens

@@ -138,10 +138,12 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     def run(context: typer.Context, **values: Any) -> None:
         if "given" in declared:
             values["given"] = given_in(context)
-        if "recipes" in declared:
-            values["recipes"] = _pop_recipes(values)
-        if "recipe" in declared:
-            values["recipe"] = _pop_recipes(values)[0]
+        if "recipe" in declared or "recipes" in declared:
+            recipes = recipes_of({name: values.pop(name) for name in RECIPE})
+            if "recipes" in declared:
+                values["recipes"] = recipes
+            else:
+                values["recipe"] = recipes[0]
         try:
             command(**values)
         except BrokenPipeError:  # nobody reads the rest; no status of a verdict may come of it
@@ -201,14 +203,6 @@ def _of_recipe(recipe: inspect.Parameter, name: str, field: "dataclasses.Field[A
     if type(None) in get_args(kind):
         default = None
     return inspect.Parameter(name, recipe.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _pop_recipes(values: dict[str, Any]) -> list[Recipe]:
-    """Take the options in RECIPE out of the values, and return their recipes."""
-    opening: dict[str, Any] = {}
-    for name in RECIPE:
-        opening[name] = values.pop(name)
-    return recipes_of(opening)
 
 
 def recipes_of(values: dict[str, Any]) -> list[Recipe]:

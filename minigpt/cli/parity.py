@@ -26,7 +26,7 @@ READS_OUTPUTS = {"original", "outputs", "device", "budget", "diagnose"} | REPORT
 READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
 JUDGES_ENGINE = {"engine", "engine_option", "budget", "device", "diagnose"} | REPORT
 RECORDS = {"record", "model", "revision", "attention", "device", "dtype"} | READS_ORIGINAL
-READS_FOR_ENGINE = RECORDS - {"gradients"}  # beside an engine, which gives logits alone
+READS_FOR_ENGINE = RECORDS - {"gradients"}  # with an engine, which gives logits alone
 OF_THE_ORIGINAL = {"record", "against", "prompt", "prompts", "text"}  # which a record answers
 OF_NORMS = ("sensitivity", "remove", "bisect")
 CHANGES = {"norm", "against", "quantize", "center"}  # each makes a model that is not the original itself
@@ -104,29 +104,30 @@ def parity(
     of_engine = None if engine is None else parse_engine(engine, engine_option or [])
     searches: dict[str, Any] = dict(sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect)
     with progress() as say:
-        candidates: list[Any] = []
+        opened: Any = None
         if of_engine is not None:
             say(f"opening {of_engine.file}", 0)
-            candidates = [of_engine.open()]
+            opened = of_engine.open()
         if original is not None:
+            from minigpt.judge.original import Original
+
             say(f"reading {original}", 0)
-            read = _load(original, recipes[0])
+            read = Original.load(original, device=recipes[0].wanted_device)
             recipes = [_beside_record(recipe, read.truth, given) for recipe in recipes]
         else:
             texts = _texts(prompt, prompts)
             read = _read(recipes, against, say, prompts=texts, text=text, gradients=gradients)
         if record is not None:
             read.save(record)
+        asked: dict[str, Any] = dict(budget=budget, diagnose=diagnose or None)
         if outputs is not None:
-            judged = [read.judge_outputs(outputs, budget=budget, diagnose=diagnose or None)]
-        elif candidates:
-            asked = dict(budget=budget, diagnose=diagnose or None)
-            judged = [read.judge(candidates[0], progress=_second_half(say), **asked)]
+            judged = [read.judge_outputs(outputs, **asked)]
+        elif opened is not None:
+            judged = _judge(read, [opened], say, **asked)
         elif _only_records(given):
             judged = []
         else:
-            asked: dict[str, Any] = dict(gradients=gradients or None, diagnose=diagnose or None, budget=budget)
-            judged = _judge(read, recipes, say, **asked, **searches)
+            judged = _judge(read, recipes, say, gradients=gradients or None, **asked, **searches)
     if not judged:
         truth = read.truth
         version = truth.versions["transformers"]
@@ -183,15 +184,6 @@ def _check_engine(given: Given) -> None:
     refuse_others(given, taken, f"cannot go with {has}")
 
 
-def _second_half(say: Callable[[str, float], None]) -> Callable[[str, float], None]:
-    """Return a progress that begins where the original has been read."""
-
-    def tell(step: str, done: float) -> None:
-        say(step, 0.5 + 0.5 * done)
-
-    return tell
-
-
 def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:
     """Return the texts of --prompt and of the file of --prompts; None if neither is given."""
     if prompts is None:
@@ -214,16 +206,6 @@ def _read(recipes: "list[Recipe]", against: str | None, say: Callable[[str, floa
     return read_original(recipes[0], against, progress=tell, check=recipes, **texts)
 
 
-def _load(record: Path, recipe: "Recipe") -> "Original":
-    """Return the original that a record holds, on the recipe's device."""
-    from minigpt.judge.original import Original
-
-    device = recipe.device
-    if device is None and recipe.quantize is not None:
-        device = "cpu"
-    return Original.load(record, device=device)
-
-
 def _beside_record(recipe: "Recipe", truth: "Truth", given: Given) -> "Recipe":
     """Return a recipe whose model and attention are the record's, unless others are given."""
     if "attention" not in given:
@@ -235,18 +217,19 @@ def _beside_record(recipe: "Recipe", truth: "Truth", given: Given) -> "Recipe":
 
 
 def _judge(
-    original: "Original", recipes: "list[Recipe]", say: Callable[[str, float], None], **options: Any
+    original: "Original", candidates: list[Any], say: Callable[[str, float], None], **options: Any
 ) -> "list[ParityReport]":
-    """Judge the recipes' models, in the second half of the progress."""
+    """Judge candidates, several of which are recipes, in the second half of the progress."""
     judged: list[ParityReport] = []
 
     def tell(step: str, done: float) -> None:
-        recipe = recipes[len(judged)]
-        about = f"{recipe.norm} at {','.join(recipe.sites)}: " if len(recipes) > 1 else ""
-        say(about + step, 0.5 + 0.5 * (len(judged) + done) / len(recipes))
+        if len(candidates) > 1:
+            recipe = candidates[len(judged)]
+            step = f"{recipe.norm} at {','.join(recipe.sites)}: {step}"
+        say(step, 0.5 + 0.5 * (len(judged) + done) / len(candidates))
 
-    for recipe in recipes:
-        judged.append(original.judge(recipe, progress=tell, **options))
+    for candidate in candidates:
+        judged.append(original.judge(candidate, progress=tell, **options))
     return judged
 
 

@@ -162,7 +162,7 @@ def why_not_drafted(model: GPT2) -> str | None:
 
 
 def int8_share(model: GPT2) -> float:
-    """Return the bytes of a weight in eight bits, of those of the model's own weights."""
+    """Return the bytes of a weight in eight bits, as a share of the model's own."""
     bytes_of_weight = 1 + SCALE_BYTES / (PANEL * BLOCK)
     return bytes_of_weight / model.wte.weight.itemsize
 

@@ -50,7 +50,7 @@ def load() -> SimpleNamespace | str:
     except OSError as error:
         return f"the kernel cannot be loaded: {error}"
     if _is_of_other_sources(library, path):
-        reason = f"{path} was built from other sources than those beside it"
+        reason = f"{path} was built from other sources than the ones in its folder"
         again = "install minigpt again, or run python hatch_build.py in its repository"
         warnings.warn(f"{reason}, so decoding takes PyTorch; {again}", stacklevel=2)
         return reason

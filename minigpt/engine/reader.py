@@ -178,10 +178,6 @@ def _similar_rows(pieces: Pieces) -> list[list[int]]:
     """Return the rows in groups, whose pieces are of similar length."""
     groups: dict[int, list[int]] = {}
     for row in sorted(pieces):
-        groups.setdefault(_size(pieces[row]), []).append(row)
+        length = max(len(pieces[row]), SHORT_PIECE)
+        groups.setdefault(length.bit_length(), []).append(row)  # at most half of what is read together is padding
     return [groups[size] for size in sorted(groups)]
-
-
-def _size(ids: Sequence[int]) -> int:
-    """Return a key that pieces of similar length share: at most half of what is read together is padding."""
-    return max(len(ids), SHORT_PIECE).bit_length()

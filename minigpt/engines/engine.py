@@ -143,7 +143,7 @@ class Engine(ABC):
         logits = np.asarray(logits)
         if logits.ndim == 2 and len(logits) == 1 and tokens > 1:
             raise CheckpointError(
-                f"{self.file} gives the logits of the last position only, and parity needs those of all {tokens}"
+                f"{self.file} gives the logits of the last position only, and parity needs the logits of all {tokens}"
             )
         if logits.ndim != 2 or len(logits) != tokens or logits.dtype.name not in FLOATS:
             got = f"{logits.shape} and {logits.dtype.name}"

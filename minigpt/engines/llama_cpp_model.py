@@ -15,7 +15,7 @@ from minigpt.engines.engine import Engine, StepFunction, check_exists, load_pack
 from minigpt.errors import CheckpointError, ConfigError
 
 LONGEST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
-CACHE_TYPES = {  # GGML's words, and the numbers that stand for them in its files
+CACHE_TYPES = {  # GGML's words, and their numbers in its files
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
 }  # fmt: skip
 FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}

@@ -50,7 +50,7 @@ class Completion:
         text: their text, without the end or the stop text.
         end: "eos", "stop" or "length".
         logprobs: of each new token, with output_logprobs.
-        drafted, accepted: tokens that were drafted, and those of them that were right.
+        drafted, accepted: tokens that were drafted, and how many were right.
     """
 
     prompt: int
@@ -96,8 +96,8 @@ def generate(
 
     Ids from the config's ``used_vocab_size`` on are padding of the vocabulary and are never chosen.
 
-    Hooks on modules see the rows that are read together. Their number and order may differ from those of the prompts:
-    equal prompts are read once, those of similar length together, and finished rows leave. Hooks get inference
+    Hooks on modules see the rows that are read together. Their number and order may differ from the prompts':
+    equal prompts are read once, prompts of similar length together, and finished rows leave. Hooks get inference
     tensors; clone them to use autograd.
 
     Raises:
@@ -190,7 +190,7 @@ def complete_texts(
     model: GPT2, tokenizer: TextCodec, prompts: Sequence[str], settings: GenerationSettings, *, batch_size: int = 16,
     skip: Container[tuple[int, int]] = (), names: Sequence[str] = (),
 ) -> Iterator[Completion]:  # fmt: skip
-    """``complete`` with settings that are checked. ``names`` are those of the prompts in errors."""
+    """``complete`` with settings that are checked. ``names`` name the prompts in errors."""
     if batch_size < 1:
         raise GenerationError(f"must be at least 1, got {batch_size!r}", argument="batch_size")
     require_codec(tokenizer)
@@ -258,7 +258,7 @@ def fitting_ids(model: GPT2, tokenizer: TextCodec, prompt: str, settings: Genera
 
 
 def require_codec(tokenizer: object) -> None:
-    """Check that a tokenizer has the methods of minigpt.Tokenizer; those of transformers cannot return a token's bytes.
+    """Check that a tokenizer has the methods of minigpt.Tokenizer; transformers' cannot return a token's bytes.
 
     Raises:
         GenerationError: if it does not.

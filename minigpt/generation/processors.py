@@ -1,7 +1,7 @@
 """Logits processors: what a setting of generation does to the logits of the next token.
 
 A function here has a setting's name. It takes the setting's value and returns the processor, so that what depends only
-on the value is computed once. The names, the order and the values are those of transformers.
+on the value is computed once. The names, the order and the values are transformers' own.
 
 B batch, T tokens so far, V vocabulary.
 """

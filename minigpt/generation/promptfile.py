@@ -4,7 +4,7 @@ A file of prompts has one prompt a line: plain text, or JSON of which only the p
 
     {"prompt": "...", "id": ...}
 
-It is JSON if its name ends in .jsonl or its first line starts with "{". The texts stand in the order of the prompts.
+It is JSON if its name ends in .jsonl or its first line starts with "{". The texts are in the order of the prompts.
 """
 
 import codecs
@@ -62,7 +62,9 @@ def _parsed(number: int, line: bytes, origin: str, is_json: bool) -> PromptLine:
         raise GenerationError(f'{origin}: not a JSON object ({error}); write {{"prompt": ...}} on each line') from error
     unknown = fields.keys() - FIELDS
     if "prompt" not in fields or unknown:
-        raise GenerationError(f'{origin}: needs a text "prompt", and at most an "id" beside it, got {sorted(fields)}')
+        raise GenerationError(
+            f'{origin}: needs a text "prompt", and may have an "id" and nothing else, got {sorted(fields)}'
+        )
     prompt = fields["prompt"]
     if not isinstance(prompt, str):
         raise GenerationError(f'{origin}: "prompt" must be a text, got {prompt!r:.100}')

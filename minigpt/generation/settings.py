@@ -1,7 +1,7 @@
 """The settings of generation: one table, which the functions, the command line, the server and the docs read.
 
 A setting is declared once, as a key of ``Options``: its type, what it does, what a value must be, its default, and who
-may give it. The names and meanings are those of a Hugging Face generation config. What it does to logits is a function
+may give it. The names and meanings are as in a Hugging Face generation config. What it does to logits is a function
 of its name in ``processors``.
 """
 

@@ -2,8 +2,8 @@
 
 Both classes are subclasses of transformers' own. They inherit its forward, its caches, its attention functions and
 everything that its tools look for. What changes are the blocks: they hold the norms that were chosen and, in fast
-arithmetic, minigpt's affine layers. All module names and Parameters are those of transformers. What was chosen stands
-beside the config, and config.json says it.
+arithmetic, minigpt's affine layers. All module names and Parameters are transformers' own. The config carries the
+choice, and config.json says it.
 """
 
 import copy
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
         return as_pairs(self.norm)
 
 
-@no_type_check  # its constructor takes any field that a config.json may have, not only those of its signature
+@no_type_check  # its constructor takes any field that a config.json may have, not only the fields of its signature
 class MiniGPT2Config(transformers.GPT2Config):
     """The config of a GPT-2 with a chosen norm or arithmetic. Its own type says that it is not a plain GPT-2."""
 
@@ -63,7 +63,7 @@ class MiniGPT2Config(transformers.GPT2Config):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        """Read the fields as transformers does: a plain GPT-2's are those of a model without a choice."""
+        """Read the fields as transformers does: a plain GPT-2's are the fields of a model without a choice."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         return fields | {"model_type": MINIGPT_TYPE}, unused
 
@@ -240,7 +240,7 @@ class GPT2Model(ChosenParts, modeling_gpt2.GPT2Model):
 class GPT2LMHeadModel(ChosenParts, modeling_gpt2.GPT2LMHeadModel):
     """GPT-2 with a language-model head: what ``AutoModelForCausalLM`` gives after ``minigpt.hf.register()``.
 
-    Args and errors are those of ``GPT2Model``, which it holds as ``transformer``.
+    Args and errors are as for ``GPT2Model``, which it holds as ``transformer``.
     """
 
     def __init__(self, config: transformers.GPT2Config, norm: Any = None, arithmetic: str | None = None) -> None:

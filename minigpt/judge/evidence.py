@@ -1,4 +1,4 @@
-"""Another program's logits beside those of our network with mistakes in it: distances, and which of two is nearer.
+"""Another program's logits, and our network's with mistakes in it: distances, and which of two is nearer.
 
 T tokens, V vocabulary.
 """

@@ -226,7 +226,7 @@ def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.P
 
 
 class Places:
-    """The errors of norms and blocks beside the noise there.
+    """The errors of norms and blocks, and the noise there.
 
     Attributes:
         errors: of the output of each norm and block, in the order of the data.

@@ -37,7 +37,7 @@ def gradients_of(
     Args:
         model: computes logits of ids, or an object with ``logits``.
         embedding: the path of the token embedding, behind ``prefix``.
-        prefix: what its Parameters' names begin with, beside the checkpoint's.
+        prefix: what its Parameters' names begin with, before the checkpoint's names.
         norms: the paths of its norms, behind ``prefix``, which an error may name.
 
     Raises:
@@ -187,7 +187,7 @@ def relative_errors(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]
 
 
 def gradient_rows(errors: Mapping[str, float], floor: Mapping[str, float]) -> list[GradientError]:
-    """Return the error of each gradient beside transformers' own at the dtype, the worst ratio first.
+    """Return the error of each gradient, and transformers' own at the dtype, the worst ratio first.
 
     The noise of a gradient is at least the median of all: of few numbers it may be small by chance.
     """

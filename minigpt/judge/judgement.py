@@ -18,7 +18,7 @@ from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
 from minigpt.judge.new_errors import new_errors
 from minigpt.judge.prompts import BUILT_IN
-from minigpt.judge.reading import read, read_logits
+from minigpt.judge.reading import read
 from minigpt.judge.rules import decide, is_far_off
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.truth import Truth
@@ -133,7 +133,7 @@ class Judgement:
         """Measure what the candidate computes of each text, but for norms and blocks."""
         truth = self.truth
         measures = Measures(truth.dtype)
-        readings = read_logits(self.runner, truth.samples)
+        readings = self.runner.logits_of_all(truth.samples)
         measure(measures, truth.prompts, truth.windows, readings, truth.logits_alone())
         self._measure_decoding(measures)
         return measures
@@ -143,7 +143,7 @@ class Judgement:
         truth = self.truth
         measures = Measures(truth.dtype)
         inputs = [truth.exact[prompt].inputs for prompt in truth.prompts]
-        readings = itertools.chain(read(self.runner, truth.prompts, inputs), read_logits(self.runner, truth.windows))
+        readings = itertools.chain(read(self.runner, truth.prompts, inputs), self.runner.logits_of_all(truth.windows))
         measure(measures, truth.prompts, truth.windows, readings, truth.whole_readings(), truth.norms)
         self._measure_decoding(measures)
         return measures

@@ -127,7 +127,7 @@ def _by_text(
         return x.flatten(0, 1)
     if x.dim() == 2 and len(x) == batch * seq:
         return x.unflatten(0, (batch, seq))
-    raise NormError(f"{site} is given rows of shape {tuple(x.shape)}, which are not those of {batch} x {seq} tokens")
+    raise NormError(f"{site} is given rows of shape {tuple(x.shape)}, which are not rows of {batch} x {seq} tokens")
 
 
 def _of_site(site: str, x: Float[Tensor, "batch seq embd"], norm: Any, kind: str) -> SiteStatistics:

@@ -1,6 +1,6 @@
 """Measures of a runner's readings, against transformers in float64 on the same texts.
 
-Of transformers at the dtype this is the noise floor. Of a candidate it is what a report says, beside that floor.
+Of transformers at the dtype this is the noise floor. Of a candidate it is what a report compares with that floor.
 
 T tokens, V vocabulary, C embedding.
 """
@@ -128,7 +128,7 @@ def measure(
 
     Args:
         readings, exact: of the prompts, then of the windows. Each may be read as it is counted.
-        norms: those of the original, for norms that were read by themselves.
+        norms: the original's, for norms that were read by themselves.
     """
     pairs = zip(readings, exact, strict=True)
     for sample in prompts:

@@ -14,7 +14,7 @@ from torch import Tensor
 from minigpt.report.fields import Distribution, LogitsError, WorstPosition, noise_ratio
 
 MOST_NUMBERS = 2**19  # logits that are compared together: 4 MB in float64, which stay in a cache and are used again
-AT_ONCE = 128  # positions whose logits are read together: those of 1,024 take 400 MB in float64
+AT_ONCE = 128  # positions whose logits are read together: the logits of 1,024 take 400 MB in float64
 
 
 @dataclasses.dataclass
@@ -188,7 +188,7 @@ class LogitsMeter:
 
 
 def _joined(parts: list[dict[str, Tensor]], counted: int | None) -> dict[str, Tensor]:
-    """Return a text's columns of its parts'; those of a distribution only at the first positions, which count."""
+    """Return a text's columns of its parts'; a distribution's only at the first positions, which count."""
     columns: dict[str, Tensor] = {}
     for name in parts[0]:
         column = torch.cat([part[name] for part in parts])
@@ -239,7 +239,7 @@ def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
 
 
 def against_noise_floor(candidate: Distance, without_shift: Distance, floor: Distance) -> LogitsError:
-    """Return the candidate's distance from the truth beside the noise floor, which is the reference's distance."""
+    """Return the candidate's distance from the truth, and the noise floor, which is the reference's distance."""
     return LogitsError(
         max_abs_error=candidate.largest,
         rms_error=candidate.rms,

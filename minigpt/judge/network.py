@@ -21,7 +21,6 @@ from minigpt.judge.source import architecture_of, norm_in_ours
 from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
-from minigpt.shape import Shape
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
@@ -32,13 +31,9 @@ Say = Callable[[str], None]
 
 def is_quick(truth: Truth) -> bool:
     """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
-    is_gpt2 = truth.bitwise_error.count > 0
-    return is_gpt2 and estimated_weights(truth.config) <= QUICK
-
-
-def estimated_weights(shape: Shape) -> int:
-    """Return about how many numbers a model has: embeddings, and 12 matrices of the width a block."""
-    return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
+    is_gpt2, shape = truth.bitwise_error.count > 0, truth.config
+    weights = shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)  # 12 matrices of the width a block
+    return is_gpt2 and weights <= QUICK
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def explain(
 
 
 class DiagnosisError(MiniGPTError):
-    """A diagnosis that is not possible, though the verdict stands."""
+    """A diagnosis that is not possible; the verdict stays."""
 
 
 def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
@@ -99,7 +94,7 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
     check_network(truth, network, texts[0])
 
     def longer() -> list[Text]:
-        whole = [sample for sample in truth.windows if len(truth.logits(sample)) == length(sample)]
+        whole = [sample for sample in truth.windows if len(truth.logits(sample)) == len(sample.ids)]
         return [text_of(truth, runner, sample) for sample in whole[:1]]
 
     def own(mistakes: Sequence[Mistake]) -> float:
@@ -167,18 +162,14 @@ def no_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text
 
 def texts_of(truth: Truth, runner: Runner, weights: int) -> list[Text]:
     """Return what the candidate computes of the prompts, the shortest first, as far as there is time for them."""
-    prompts = sorted(truth.prompts, key=length)
+    prompts = sorted(truth.prompts, key=lambda sample: len(sample.ids))
     texts, tokens = list[Text](), 0
     for sample in prompts:
-        tokens += length(sample)
+        tokens += len(sample.ids)
         if texts and tokens * weights > MOST_WORK:
             break
         texts.append(text_of(truth, runner, sample))
     return texts
-
-
-def length(sample: Sample) -> int:
-    return len(sample.ids)
 
 
 def text_of(truth: Truth, runner: Runner, sample: Sample) -> Text:

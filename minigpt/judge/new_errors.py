@@ -35,7 +35,7 @@ class Replacing:
 
     Attributes:
         outputs: of the program, for the text that is read now.
-        errors: by place, those of the program's outputs, given its outputs before.
+        errors: by place, of the program's outputs, given its outputs before.
         without: by place and a norm before it in its block, the same errors less what was off where that norm reads.
     """
 
@@ -52,7 +52,7 @@ class Replacing:
         for place in (*self.truth.sites, *self.truth.blocks):
             modules.setdefault(self.root.get_submodule(place), []).append(place)
         for module, places in modules.items():
-            hook = partial(self._replace, itertools.cycle(places))  # a module may stand at several
+            hook = partial(self._replace, itertools.cycle(places))  # a module may be at several places
             self.hooks.append(module.register_forward_hook(hook))
         return self
 
@@ -92,7 +92,7 @@ class Replacing:
         self.residuals[place] = off
 
     def _block_of(self, place: str) -> str | None:
-        """Return the block that a norm stands in, if it stands in one."""
+        """Return the block that a norm is in, if it is in one."""
         for block in self.truth.blocks:
             if place.startswith(f"{block}."):
                 return block

@@ -100,7 +100,7 @@ class Original:
 
     @classmethod
     def read(cls, source: str | Path = "demo", **options: Unpack[ReadOptions]) -> "Original":
-        """Return the original that transformers reads now; arguments and errors are those of the class."""
+        """Return the original that transformers reads now; arguments and errors as for the class."""
         return read_with(source, **options)
 
     @classmethod
@@ -304,7 +304,7 @@ def parity(
     continuation. The noise floor is how far transformers itself is from that truth when it computes in ``dtype``. The
     candidate passes if its RMS error is at most twice the noise floor, on the prompts and on every window of a longer
     text, and at most four times when it decodes the continuations token by token. Its greedy tokens must also agree
-    with those of transformers, or differ only where the two best logits are closer than the noise. TF32 is off
+    with transformers', or differ only where the two best logits are closer than the noise. TF32 is off
     meanwhile. What the candidate's code changes in the process is undone, and fails it.
 
     ``minigpt.Original`` reads the original once for many candidates.
@@ -387,12 +387,9 @@ def read_original(
     opened = open_source(recipe.place(), recipe.dtype)
     for other in (recipe, *check):
         _check_named(other, opened.sites)
-    device = recipe.device
-    if device is None and recipe.quantize is not None:
-        device = "cpu"
     how: dict[str, Any] = dict(
         attention=recipe.attention,
-        device=device,
+        device=recipe.wanted_device,
         memory=recipe.memory,
         local_files_only=recipe.local_files_only,
         **texts,

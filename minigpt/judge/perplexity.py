@@ -37,8 +37,8 @@ class Perplexity:
     Attributes:
         perplexity: exp of ``loss``.
         loss: the mean negative log-likelihood of a scored token, in nats.
-        tokens, scored: of the text, and those of them that count. Without ``bos``, a window whose first token nothing
-            predicts leaves that one out: of the text's first window, or of all if windows do not overlap.
+        tokens, scored: the number of tokens in the text, and how many count. Without ``bos``, a window whose first
+            token nothing predicts leaves that one out: the text's first window, or all if windows do not overlap.
         windows, window, stride: how many windows, their length in tokens, and the distance of their beginnings.
         bos: whether every window begins with the checkpoint's beginning-of-text token.
         rows: the windows in their order.
@@ -104,7 +104,7 @@ def measure(
     name: str = "the text",
     progress: Progress | None = None,
 ) -> Perplexity:
-    """Return the perplexity of ``text`` and its protocol; arguments and errors are those of ``perplexity``.
+    """Return the perplexity of ``text`` and its protocol; arguments and errors as for ``perplexity``.
 
     Args:
         name: what an error calls the text.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.measures import Distance
-from minigpt.judge.reading import Reading, Sample, read_logits
+from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.reference import Reference
 from minigpt.precision import dtype_name
 from minigpt.report.fields import Precision
@@ -48,7 +48,7 @@ def read_in_other_dtypes(
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
             with open_in(other) as reference:
-                readings = [*read_logits(reference, first_of(prompts, weights))]
+                readings = [*reference.logits_of_all(first_of(prompts, weights))]
             logits[dtype_name(other)] = [reading.logits for reading in readings]
     return logits
 

@@ -27,7 +27,7 @@ class FileRunner(Runner):
     Where the file holds ``ids.N`` too, they must be the record's.
 
     Raises:
-        CheckpointError: if the file cannot be read, lacks logits or has those of other ids, or a tensor is unknown or
+        CheckpointError: if the file cannot be read, lacks logits or has logits of other ids, or a tensor is unknown or
             has another shape.
     """
 

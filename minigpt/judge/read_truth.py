@@ -23,7 +23,7 @@ from minigpt.judge.measures import Distance
 from minigpt.judge.perplexity import windows_of
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
-from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read, read_logits
+from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import Layout
 from minigpt.judge.source import Source, norm_in_ours
@@ -120,8 +120,7 @@ class TruthReader:
             MiniGPTError: if transformers is not finite at the dtype, or the noise floor is so high that transformers
                 cannot be trusted.
         """
-        with judging(), unchanged(self.source.place):
-            self.source.require_unchanged()
+        with judging(), unchanged(self.source.place, self.source.state):
             try:
                 truth = self._read()
                 require_low_floors(truth)
@@ -195,12 +194,8 @@ class TruthReader:
         reference = Reference(
             source.place, attention, source.dtype, self.device, compute, source.take_tensors(), source.offload
         )
-        watch_modules(reference.model, self._tell)
+        watch_modules(reference.model, lambda path: self.say.within(block_of(path)))
         return reference
-
-    def _tell(self, path: str) -> None:
-        """Show the module whose weights are read."""
-        self.say.within(block_of(path))
 
     @contextlib.contextmanager
     def _opened_in(self, compute: torch.dtype) -> Iterator[Reference]:
@@ -218,7 +213,7 @@ class TruthReader:
         kept = reference.kept(self.source.dtype)
         prompts, decoded = reference.write(self.texts.ids, self.most, self.source.shape.eos_token_ids)
         readings, places = self._read_prompts(reference, prompts, decoded)
-        for number, reading in enumerate(read_logits(reference, self.texts.windows)):
+        for number, reading in enumerate(reference.logits_of_all(self.texts.windows)):
             ids = self.texts.windows[number].ids
             require_finite(f"the logits of window {number}", ids, [reading.logits])
             readings.append(reading)
@@ -296,7 +291,7 @@ class TruthReader:
         ours = OurRunner(recipe.open()[0], layout)
         prompts = rounded.prompts
         measures = Measures(self.source.dtype, is_floor=True)
-        measure(measures, prompts, [], read_logits(ours, prompts), rounded.readings[: len(prompts)])
+        measure(measures, prompts, [], ours.logits_of_all(prompts), rounded.readings[: len(prompts)])
         return measures.prompts.distance, self._losses(ours)
 
     def _read_exact(self, rounded: Rounded) -> Exact:
@@ -334,10 +329,10 @@ class TruthReader:
             kept.keep(sample, Reading(reading.logits, blocks, inputs))
             yield reading
         others = rounded.prompts[len(whole) :]
-        for sample, reading in zip(others, read_logits(reference, others), strict=True):
+        for sample, reading in zip(others, reference.logits_of_all(others), strict=True):
             kept.keep(sample, reading)
             yield reading
-        for sample, reading in zip(self.texts.windows, read_logits(reference, self.texts.windows), strict=True):
+        for sample, reading in zip(self.texts.windows, reference.logits_of_all(self.texts.windows), strict=True):
             kept.keep(sample, Reading(reading.logits.to(self._narrow, copy=True)))
             yield reading
 

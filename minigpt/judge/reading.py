@@ -54,7 +54,7 @@ class Sample:
         return slice(self.new_from - 1, len(self.ids) - 1)
 
     def targets(self, device: torch.device) -> Int[Tensor, " targets"]:
-        """Return the tokens whose loss counts: those of a prompt, or of a window's new part, from the second on."""
+        """Return the tokens whose loss counts: a prompt's, or a window's new part's, from the second on."""
         targets = self.ids[self.compared.start + 1 : self.new_from]
         return torch.tensor(targets, dtype=torch.long, device=device)
 
@@ -145,11 +145,6 @@ def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Output
             if output is not None:
                 alone[site] = output[0]
         yield replace(reading, alone=alone)
-
-
-def read_logits(runner: Runner, samples: Iterable[Sample]) -> Iterator[Reading]:
-    """Yield the logits that a runner computes of each text."""
-    yield from runner.logits_of_all(samples)
 
 
 def rounded_as(reading: Reading, site: str, x: Float[Tensor, "seq *rows"]) -> Float[Tensor, "1 seq *rows"]:

@@ -82,7 +82,7 @@ def tensors_of(truth: Truth) -> dict[str, Tensor]:
 
 
 def metadata_of(truth: Truth) -> dict[str, Any]:
-    """Return what a truth holds beside its tensors, in JSON's own types."""
+    """Return what a truth holds, but for its tensors, in JSON's own types."""
     state: dict[str, Any] = {name: getattr(truth, name) for name in (*PLAIN_FIELDS, *LATER_FIELDS)}
     norms = {}
     for site, norm in truth.norms.items():

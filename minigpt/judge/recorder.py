@@ -35,7 +35,7 @@ class Recorder:
     def _keep(
         self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]
     ) -> None:
-        place = next(places)  # a module may stand at several
+        place = next(places)  # a module may be at several places
         if args:
             self.inputs[place] = args[0]
         self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple

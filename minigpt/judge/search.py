@@ -181,7 +181,7 @@ class Search:
         return Removal(loss, tokens, steps)
 
     def _trials(self, norms: SiteNorms) -> list[Trial]:
-        """Try every site that is left beside those that hold ``norms``."""
+        """Try every site that is left, one at a time, with the sites that hold ``norms``."""
         left = [site for site in self.candidate.claim.swapped if site not in norms]
         return [self._trial(norms, site) for site in left]
 

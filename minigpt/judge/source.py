@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.contents import files_state, read_stable
+from minigpt.checkpoint.contents import State, files_state, read_stable
 from minigpt.checkpoint.norms import PLAIN_FORM, PLAIN_NORM
 from minigpt.checkpoint.read import only_dtype, read_checkpoint
 from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.config import site_names
-from minigpt.errors import CheckpointError
 from minigpt.host import Shape, host_of
 from minigpt.norms import is_exact
 from minigpt.precision import resolve_dtype
-
-State = list[tuple[Path, int, int, int]]
 
 
 @dataclass(eq=False)
@@ -74,15 +71,6 @@ class Source:
         """Return the tensors that were read when the checkpoint was opened, and keep them no longer."""
         tensors, self.tensors = self.tensors, None
         return tensors
-
-    def require_unchanged(self) -> None:
-        """Check that nobody has saved to the checkpoint since it was opened.
-
-        Raises:
-            CheckpointError: if somebody has.
-        """
-        if files_state(self.place) != self.state:
-            raise CheckpointError(f"{self.place} was saved to while it was read; start again when nothing writes to it")
 
 
 @dataclass(frozen=True)

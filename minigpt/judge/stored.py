@@ -38,7 +38,7 @@ class Stored(Generic[E]):
                 self.errors[narrow] = error()
 
     def add(self, value: Float[Tensor, "*rows width"], truth: Float[Tensor, "*rows width"]) -> None:
-        """Count values, and the truth that they stand for."""
+        """Count values, and the true ones."""
         for narrow in list(self.errors):
             if holds(narrow, value):
                 self.errors[narrow].add(truth.to(narrow), truth)

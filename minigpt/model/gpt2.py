@@ -1,6 +1,6 @@
 """The whole network: GPT2 -> Block -> (LayerNorm, CausalSelfAttention, LayerNorm, MLP).
 
-Module names and weight layouts are those of the published checkpoints: ``h.3.attn.c_attn.weight`` has shape (in, out).
+Module names and weight layouts are as in the published checkpoints: ``h.3.attn.c_attn.weight`` has shape (in, out).
 Every operation is the one that Hugging Face transformers uses, so the logits have the same bits.
 
 B batch, T new tokens, S tokens in all (those in the cache, then the new ones), C embedding, V vocabulary.

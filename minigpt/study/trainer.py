@@ -155,7 +155,7 @@ def unevenness(stream: Tensor, ids: Tensor, end_of_text: int | None) -> Tensor:
 
 
 class EachStep(TrainerCallback):
-    """Switches norms on before every step, and those of the last step at the end. Reports the step and the losses."""
+    """Switches norms on before every step, and the last step's at the end. Reports the step and the losses."""
 
     def __init__(self, norms: NormSchedule, progress: Progress) -> None:
         self.norms = norms

@@ -34,7 +34,7 @@ from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
 
 CURVE = "finetune.json"
-FORMAT = 2  # of the checkpoints; those of another are not gone on with
+FORMAT = 2  # of the checkpoints; a run does not continue from another format
 
 
 @dataclasses.dataclass(frozen=True)

@@ -176,7 +176,7 @@ def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[
 
 
 class Fitting(nn.Module):
-    """Stands at a norm's site while the model reads the text once."""
+    """Takes a norm's site while the model reads the text once."""
 
     explained: Explained | None = None  # if it was run
 
@@ -260,10 +260,10 @@ def require_fitted(model: nn.Module) -> None:
     Raises:
         NormError: the message says how it gets them.
     """
-    for site, norm in host_of(model).norms().items():
-        if needs_text(inner_norm(norm)):
+    for path, module in model.named_modules():
+        if needs_text(module):
             raise NormError(
-                f"must name a text: the frozen norm at {site} takes its deviations from one", argument="fit"
+                f"must name a text: the frozen norm at {path} takes its deviations from one", argument="fit"
             )
 
 

@@ -45,8 +45,8 @@ def swap_norms(
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
     The new norm uses the Parameters of the old. Nothing is copied, an optimizer goes on with what it holds, and
-    swapping back restores the model exactly, except for hooks: they go with the module they were put on. A module that
-    stands at several paths is replaced at each. In place of a fitted norm's Parameters it uses the checkpoint's. Its
+    swapping back restores the model exactly, except for hooks: they go with the module they were put on. A module
+    at several paths is replaced at each. In place of a fitted norm's Parameters it uses the checkpoint's. Its
     eps is the site's. A warning says if its class has another, and what becomes of a scale or shift that the class
     lacks. Where a site multiplies by 1 + weight, the new norm is given that sum in each call, and the Parameter stays.
     A class that multiplies so itself gets the Parameter. So what is saved is what the model's own class reads.
@@ -63,7 +63,7 @@ def swap_norms(
         norm: as ``norms.build`` takes it: a name, a class, a function, "package.module:Name" or "path/to/file.py:Name".
         sites: a shell-style pattern, or several, over the norm modules' names: "*", "ln_f", "h.*.ln_1", "h.[0-5].ln_2",
             or a third of the blocks: "early", "middle", "late".
-        keep: which of "scale" and "shift" stay beside a class that lacks them. A norm that takes its place later has
+        keep: which of "scale" and "shift" stay with a class that lacks them. A norm that takes its place later has
             both again.
 
     Raises:
@@ -165,18 +165,17 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     if pattern in THIRDS:
         matched = _of_third(THIRDS.index(pattern), names)
     else:
-        matched = [name for name in names if _matches(name, pattern)]
+        matched = []
+        for name in names:
+            wrapper = IN_WRAPPER.sub("", name)  # of PEFT, around the site
+            if fnmatchcase(name, pattern) or fnmatchcase(wrapper, pattern):
+                matched.append(name)
     if not matched:
         if len(names) > MOST_SITES:
             every_block = [re.sub(r"\.\d+\.", ".*.", name) for name in names]
             names = list(dict.fromkeys(every_block))
         raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
     return matched
-
-
-def _matches(site: str, pattern: str) -> bool:
-    """Return whether a pattern matches a norm site, or the wrapper around it."""
-    return fnmatchcase(site, pattern) or fnmatchcase(_outer(site), pattern)
 
 
 def _of_third(third: int, names: Sequence[str]) -> list[str]:
@@ -190,11 +189,6 @@ def _of_third(third: int, names: Sequence[str]) -> list[str]:
     first = round(third * layers / 3)
     end = round((third + 1) * layers / 3)
     return [name for name, block in blocks.items() if first <= block < end]
-
-
-def _outer(name: str) -> str:
-    """Return the path of the wrapper of PEFT around a site, or the site's own."""
-    return IN_WRAPPER.sub("", name)
 
 
 def require_own_parameters(name: str, module: nn.Module, host: Host | None = None) -> None:

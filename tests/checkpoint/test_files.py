@@ -24,7 +24,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         Files.at(tmp_path).weights()
     saved(reference(), tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors has no config\.json beside it$"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has no config\.json in its folder$"):
         minigpt.from_pretrained(tmp_path / "model.safetensors")
 
 

@@ -203,9 +203,9 @@ def test_an_index_that_leads_outside(tmp_path: Path) -> None:
     for outside in (f"../{shard.name}", str(tmp_path / shard.name), f"sub/../../{shard.name}"):
         moved = {name: outside if file == shard.name else file for name, file in content["weight_map"].items()}
         index.write_text(json.dumps({"weight_map": moved}))
-        assert "which is not a file beside it" in refusal(folder)
+        assert "which is not a file in the same folder" in refusal(folder)
         config.write_text(json.dumps(fields | {"transformers_weights": outside}))
-        assert "which is not a file beside it" in refusal(folder)
+        assert "which is not a file in the same folder" in refusal(folder)
         config.write_text(json.dumps(fields))
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in blocks: where norms and residuals stand, which blocks there are, and the MLP's activation."""
+"""Mistakes in blocks: where norms and residuals are, which blocks there are, and the MLP's activation."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -217,7 +217,7 @@ def norm_each_block(model: Any, swaps: Swaps) -> None:
 
 
 class Reading(nn.Module):
-    """A norm that stands among blocks."""
+    """A norm in the list of blocks."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Reading(nn.Module):
 
 
 def wrong_last_norms() -> Iterator[Mistake]:
-    """Yield mistakes in where the last norm stands."""
+    """Yield mistakes in the place of the last norm."""
     yield last_norm("no last norm", lambda norm: nn.Identity())
     yield last_norm("the last norm twice", lambda norm: nn.Sequential(norm, norm))
     yield Mistake("the last norm after every block too", norm_each_block, moves_blocks=True)

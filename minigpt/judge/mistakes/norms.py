@@ -143,7 +143,7 @@ def replace_norms(model: nn.Module, swaps: Swaps, sites: list[str], steps: Mappi
 
 
 def places_of(sites: list[str]) -> dict[str, list[str]]:
-    """Return groups of sites by what they are called: all norms, then those of each kind."""
+    """Return groups of sites by what they are called: all norms, then the norms of each kind."""
     kinds: dict[str, list[str]] = {}
     for site in sites:
         kinds.setdefault(site.rpartition(".")[2], []).append(site)

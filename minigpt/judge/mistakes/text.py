@@ -188,7 +188,7 @@ def rolled(logits: Tensor, by: int) -> Tensor:
 
 
 def late(logits: Tensor) -> Tensor:
-    """Return the logits of the token before; those of the first are not known."""
+    """Return the logits of the token before; the first token's are not known."""
     return torch.cat([torch.full_like(logits[:1], torch.nan), logits[:-1]])
 
 
