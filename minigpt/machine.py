@@ -1,10 +1,11 @@
-"""The machine: what its processor can do, how the process keeps memory, and versions for a report."""
+"""The machine: what its processor can do, how the process uses memory and threads, and versions for a report."""
 
 import contextlib
 import ctypes
 import os
 import platform
 import re
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,3 +87,18 @@ def versions(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     return software("transformers") | {"hardware": hardware, "threads": torch.get_num_threads()}
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch compute on one thread. As a decorator: the function does.
+
+    After each operation PyTorch's other threads spin for milliseconds, which is most of the processor time of many
+    small operations.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

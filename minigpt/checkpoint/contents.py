@@ -136,8 +136,9 @@ class Files:
         if not (folder / CONFIG).is_file():
             return cls(place, folder, None)
         config = read_object(folder / CONFIG, ConfigError)
-        inner = _folder_inside(config)
-        if inner is not None and place.is_dir():
+        inner, slash, _ = str(config.get(WEIGHTS_FIELD) or "").partition("/")
+        is_cut_short = slash and is_temporary(inner, CURRENT)  # a save that was moving the files to their places
+        if is_cut_short and place.is_dir():
             folder = place / inner
             del config[WEIGHTS_FIELD]
         return cls(place, folder, config)
@@ -211,17 +212,6 @@ class Files:
         for file in others:
             tensors.update(_read(file)[0])
         return tensors, fields
-
-
-def _folder_inside(config: Mapping[str, Any]) -> str | None:
-    """Return the folder inside a checkpoint's that holds its files while ``replacing`` moves them to their places.
-
-    config.json names it then. None if no save is under way, or was cut short.
-    """
-    folder, slash, _ = str(config.get(WEIGHTS_FIELD) or "").partition("/")
-    if slash and is_temporary(folder, CURRENT):
-        return folder
-    return None
 
 
 def require_no_adapter(folder: Path) -> None:

@@ -6,7 +6,6 @@ check.py          runs the cases on a norm, and returns the report; summary.py s
   subject.py      the norm under check: how it is built and called
   compare.py      a tensor and the right one: the error, its bound, and where it is wrong
   truth.py        the inputs, LayerNorm in float64, and the bound on rounding
-threads.py      one thread, where more would only wait
 diagnosis.py      from failed cases to the name of the mistake
   probes.py  backward.py      outputs and gradients that no case asks for, and what explains them
   mistakes.py     the formulas that have a name

@@ -66,7 +66,8 @@ def in_other_batches(norm: Built, x: Tensor, has_few_shapes: bool) -> dict[str, 
     outputs["in another place"] = norm(x.flip(0)).flip(0)
     repeated = x.repeat(56, 1)
     for many in sizes:
-        outputs[f"among {many:,}"] = norm(repeated[-many:])[-36:].clone()
+        y = norm(repeated[-many:])
+        outputs[f"among {many:,}"] = y[-36:].clone()
     return outputs
 
 
@@ -78,7 +79,8 @@ def _sums_repeat(x: Tensor) -> bool:
 
 
 def _statistics(x: Tensor) -> Tensor:
-    return torch.stack([x.mean(-1), x.var(-1, correction=0), x.square().mean(-1)])
+    variance, mean_square = x.var(-1, correction=0), x.square().mean(-1)
+    return torch.stack([x.mean(-1), variance, mean_square])
 
 
 def others(subject: Subject, x: Tensor) -> list[Tensor]:

@@ -11,8 +11,8 @@ import torch
 
 from minigpt.conformance.compare import Outcome
 from minigpt.conformance.subject import Subject, Unsupported
-from minigpt.conformance.threads import one_thread
 from minigpt.errors import RAISED, NormError
+from minigpt.machine import one_thread
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.packages import NotSupported
 from minigpt.precision import DTYPES

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from minigpt.conformance.threads import one_thread
+from minigpt.machine import one_thread
 
 
 @dataclasses.dataclass(frozen=True)

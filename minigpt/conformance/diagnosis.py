@@ -28,9 +28,9 @@ from minigpt.conformance.found import (
 )
 from minigpt.conformance.rounding import otherwise_rounded
 from minigpt.conformance.subject import GPT2_EPS, Subject
-from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import FAR_FROM_ZERO, ORDINARY
 from minigpt.errors import RAISED
+from minigpt.machine import one_thread
 from minigpt.precision import DTYPES, HALVES
 
 FAR = 100  # times the bound is no accident

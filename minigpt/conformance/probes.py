@@ -14,6 +14,9 @@ from minigpt.conformance.truth import PRECISIONS, normal, ordinary
 from minigpt.precision import HALVES, dtype_name
 
 LIMIT = 1e-4  # a formula explains a norm's outputs to this relative accuracy
+MOST_MISTAKES = 2  # in one formula
+Tables = Sequence[Mapping[str, Any]]  # of parts
+NamedParts = tuple[list[str], list[Any]]  # the names of the mistakes, and a part of each table
 PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)}
 
 
@@ -49,7 +52,8 @@ def ask(
 ) -> Tensor:
     """Return the norm of ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors."""
     blank = torch.ones(x.shape[-1], dtype=torch.float64)
-    norm = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: (blank * scale, blank * shift))
+    weights = blank * scale, blank * shift
+    norm = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: weights)
     return norm(subject.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
 
 
@@ -58,7 +62,8 @@ def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]
     least = -6
     if dtype in HALVES:
         least = -4
-    deviation = torch.logspace(least, 3, 24, dtype=torch.float64).view(*shape[:-1], 1)
+    deviations = torch.logspace(least, 3, 24, dtype=torch.float64)
+    deviation = deviations.view(*shape[:-1], 1)
     x = (deviation * (1 + normal(subject.generator, *shape))).to(dtype).double()
     scale = (1 + 2 * normal(subject.generator, shape[-1])).to(dtype).double()
     shift = (1 + normal(subject.generator, shape[-1])).to(dtype).double()
@@ -71,16 +76,16 @@ def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]
     return best(formulas, LIMIT + 2 * PRECISIONS[dtype].result)
 
 
-def with_few(tables: Sequence[Mapping[str, Any]], most: int = 2) -> list[tuple[list[str], list[Any]]]:
-    """Return the choices of one part of each table with at most ``most`` mistakes, those with the fewest first."""
+def with_few(tables: Tables) -> list[NamedParts]:
+    """Return the choices of one part of each table with at most ``MOST_MISTAKES``, the fewest first."""
     choices = []
-    for mistakes in range(most + 1):
+    for mistakes in range(MOST_MISTAKES + 1):
         for wrong in itertools.combinations(range(len(tables)), mistakes):
             choices += _choices(tables, wrong)
     return choices
 
 
-def _choices(tables: Sequence[Mapping[str, Any]], wrong: tuple[int, ...]) -> list[tuple[list[str], list[Any]]]:
+def _choices(tables: Tables, wrong: tuple[int, ...]) -> list[NamedParts]:
     """Return the choices of a mistake in each of the tables at the places ``wrong``, and of none in the others."""
     parts = []
     for at, table in enumerate(tables):
@@ -160,12 +165,14 @@ def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:
     y = ask(subject, x, dtype=dtype)
     moved = ask(subject, x + 2, dtype=dtype)
     drift = (moved - y).mean(-1)  # what is left of a mean moves all values to one side
-    if subject.centers and drift.mean().abs() > max(1e-4, 2 * drift.std().item()):
+    usual = max(1e-4, 2 * drift.std().item())
+    if subject.centers and drift.mean().abs() > usual:
         return ["the mean is not subtracted, or not whole: a shift of the row changes the result"]
     if distance(ask(subject, 4 * x, dtype=dtype), y) > 0.05:
         return ["it does not divide by the row's own deviation: four times the row gives another result"]
     changed = ask(subject, x, 2.0, 3.0, dtype)
-    if distance(changed, 2 * y + 3) > 1e-3 + 4 * PRECISIONS[dtype].result:
+    rounding = 1e-3 + 4 * PRECISIONS[dtype].result
+    if distance(changed, 2 * y + 3) > rounding:
         return ["scale and shift are applied otherwise than in row * scale + shift"]
     return []
 

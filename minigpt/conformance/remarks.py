@@ -16,10 +16,10 @@ from minigpt.conformance.found import Results, judged_at, listed_values, on_axis
 from minigpt.conformance.mistakes import true_norm
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Built, Subject
-from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.errors import RAISED
 from minigpt.host import probe_norm
+from minigpt.machine import one_thread
 from minigpt.norms import notes
 from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief
@@ -113,7 +113,8 @@ def constant_rows(subject: Subject) -> list[str]:
         return []
     worst, width = 0.0, NARROW_WIDTH
     for n in (NARROW_WIDTH, 768, WIDE):
-        off = ask(subject, CONSTANTS.expand(-1, n).float().double()).abs().max().item()
+        x = CONSTANTS.expand(-1, n).float().double()
+        off = ask(subject, x).abs().max().item()
         if off > worst:
             worst, width = off, n
     if worst < OFF_THE_SHIFT:

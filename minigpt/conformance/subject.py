@@ -12,9 +12,9 @@ from torch import Generator, Tensor, nn
 
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
-from minigpt.conformance.threads import one_thread
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
+from minigpt.machine import one_thread
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients, made
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
@@ -93,7 +93,8 @@ class Built:
         Raises:
             NormError: if it raises; the message names it and its input.
         """
-        with naming(self.foreign, f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"):
+        rows = f"{tuple(x.shape)} in {dtype_name(x.dtype)}"
+        with naming(self.foreign, f"{self.name}, given {rows},"):
             return self.module(x)
 
     def _refuses_width_of(self, x: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from minigpt.conformance.threads import one_thread
+from minigpt.machine import one_thread
 
 RowsInFloat64 = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
@@ -34,7 +34,8 @@ def ordinary(rows: int, width: int, generator: Generator) -> RowsInFloat64:
 
 def far_from_zero(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows with a mean a thousand times the deviation, alternately positive and negative."""
-    side = 1 - 2 * (torch.arange(rows, dtype=torch.float64)[:, None] % 2)
+    number = torch.arange(rows, dtype=torch.float64)
+    side = 1 - 2 * (number[:, None] % 2)
     x = normal(generator, rows, width)
     x[:, 0], x[:, 1] = 6, -6  # at 1000 bfloat16 has steps of 4, which must not make a row constant
     return x + 1000 * side

@@ -149,15 +149,9 @@ def stream_text(model: GPT2, tokenizer: TextCodec, prompt: str, settings: Genera
     settings.require_one_text()
     prompts = [fitting_ids(model, tokenizer, prompt, settings)]
     rows = rows_of(model, prompts, settings, tokenizer)
-    return _pieces(write_rows(model, rows, settings, 1))
-
-
-def _pieces(written: Iterator[Row]) -> Iterator[str]:
-    """Yield the new text of a row each time that it has some."""
-    for row in written:
-        piece = row.take_text()
-        if piece:
-            yield piece
+    written = write_rows(model, rows, settings, 1)
+    pieces = (row.take_text() for row in written)
+    return filter(None, pieces)  # a token may end no character yet
 
 
 def complete(

@@ -13,13 +13,13 @@ from minigpt.judge.measures import (
     Distance,
     LogitsMeter,
     RowDistance,
+    Stored,
     against_noise_floor,
     mean_by_rows,
     perplexity_of,
 )
 from minigpt.judge.reading import Runner, Scored
 from minigpt.judge.rules import is_far_off
-from minigpt.judge.stored import Stored
 from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 from minigpt.report import fields

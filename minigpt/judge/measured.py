@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from minigpt.judge.measures import Distance, LogitsMeter, RowDistance
+from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, Stored
 from minigpt.judge.reading import Reading, Sample, rounded_as
-from minigpt.judge.stored import Stored
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.report.fields import NotANumber
 

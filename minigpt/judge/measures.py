@@ -5,6 +5,8 @@ T tokens, V vocabulary, C embedding.
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -78,6 +80,49 @@ class RowDistance:
     def relative(self) -> float:
         """Root of the mean, over rows, of the squared difference over the squared truth."""
         return math.sqrt(self.squares / max(self.count, 1))
+
+
+STORED_DTYPES = (torch.bfloat16, torch.float16)  # the coarser one first
+AnyDistance = TypeVar("AnyDistance", Distance, RowDistance)
+
+
+class Stored(Generic[AnyDistance]):
+    """Distances of the truth from itself, stored at each narrow dtype that holds all values so far exactly.
+
+    Values that another program wrote at such a dtype are off by that rounding alone.
+
+    Args:
+        dtype: that of the original. One that rounds as much is left out.
+        error: makes what counts the distance.
+    """
+
+    def __init__(self, dtype: torch.dtype, error: Callable[[], AnyDistance]) -> None:
+        self.errors: dict[torch.dtype, AnyDistance] = {}
+        for narrow in STORED_DTYPES:
+            if torch.finfo(narrow).eps > torch.finfo(dtype).eps:
+                self.errors[narrow] = error()
+
+    def add(self, value: Float[Tensor, "*rows width"], truth: Float[Tensor, "*rows width"]) -> None:
+        """Count values, and the true ones."""
+        for narrow in list(self.errors):
+            if holds(narrow, value):
+                self.errors[narrow].add(truth.to(narrow), truth)
+            else:
+                del self.errors[narrow]
+
+    @property
+    def coarsest(self) -> tuple[torch.dtype, AnyDistance] | None:
+        """The coarsest of these dtypes and the distance; None if there is none."""
+        return next(iter(self.errors.items()), None)
+
+
+def holds(narrow: torch.dtype, value: Tensor) -> bool:
+    """Return whether a dtype holds all finite values exactly."""
+    for part in (value[:1], value):  # one row tells of most
+        back = part.to(narrow).to(part.dtype)
+        if not bool(((back == part) | ~part.isfinite()).all()):
+            return False
+    return True
 
 
 class LogitsMeter:

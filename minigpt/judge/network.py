@@ -21,6 +21,7 @@ from minigpt.judge.source import architecture_of, norm_in_ours
 from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
+from minigpt.shape import Shape
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
@@ -31,9 +32,13 @@ Say = Callable[[str], None]
 
 def is_quick(truth: Truth) -> bool:
     """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
-    is_gpt2, shape = truth.bitwise_error.count > 0, truth.config
-    weights = shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)  # 12 matrices of the width a block
-    return is_gpt2 and weights <= QUICK
+    is_gpt2 = truth.bitwise_error.count > 0
+    return is_gpt2 and estimated_weights(truth.config) <= QUICK
+
+
+def estimated_weights(shape: Shape) -> int:
+    """Return about how many numbers a model has: embeddings, and 12 matrices of the width a block."""
+    return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
 
 
 @dataclass(frozen=True)

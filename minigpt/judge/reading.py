@@ -3,13 +3,15 @@
 T tokens, V vocabulary, C embedding.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 
@@ -127,6 +129,36 @@ class Runner:
     def window_losses(self, ids: list[int]) -> list[Scored] | None:
         """Return tokens and loss of each window of a long text."""
         return None
+
+
+class Recorder:
+    """Keeps the last input and output of chosen norms and blocks, in the order of the data, while it is active."""
+
+    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
+        self.modules: dict[nn.Module, list[str]] = {}
+        for place in places:
+            self.modules.setdefault(model.get_submodule(place), []).append(place)
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Self:
+        self.hooks = [
+            module.register_forward_hook(partial(self._keep, itertools.cycle(names)))
+            for module, names in self.modules.items()
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def _keep(
+        self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]
+    ) -> None:
+        place = next(places)  # a module may be at several places
+        if args:
+            self.inputs[place] = args[0]
+        self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
 
 
 def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Outputs] = ()) -> Iterator[Reading]:

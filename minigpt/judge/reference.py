@@ -24,8 +24,7 @@ from minigpt.host import Float64, host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
-from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
-from minigpt.judge.recorder import Recorder
+from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch
 from minigpt.judge.together import read_together, reads_apart
 from minigpt.precision import HALVES, dtype_name, full_products
 from minigpt.shape import Shape

@@ -17,8 +17,7 @@ from minigpt.errors import ConfigError
 from minigpt.host import hooked, is_compiled, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
-from minigpt.judge.reading import Reading, Runner, Sample, Scored, as_batch
-from minigpt.judge.recorder import Recorder
+from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch
 from minigpt.judge.reference import arguments_of, batches, cached_reader
 from minigpt.judge.together import read_together, reads_apart
 from minigpt.offload import is_offloaded, is_sharded, plain_copy

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from minigpt.judge.reading import Reading, Sample
-from minigpt.judge.recorder import Recorder
+from minigpt.judge.reading import Reading, Recorder, Sample
 
 MOST_LOGITS = 2**26  # numbers of the logits of texts that are read together: 512 MB in float64
 MOST_TOKENS = 4096  # of texts that are read together: eager attention keeps scores of every pair

@@ -165,17 +165,19 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     if pattern in THIRDS:
         matched = _of_third(THIRDS.index(pattern), names)
     else:
-        matched = []
-        for name in names:
-            wrapper = IN_WRAPPER.sub("", name)  # of PEFT, around the site
-            if fnmatchcase(name, pattern) or fnmatchcase(wrapper, pattern):
-                matched.append(name)
+        matched = [name for name in names if _matches(name, pattern)]
     if not matched:
         if len(names) > MOST_SITES:
             every_block = [re.sub(r"\.\d+\.", ".*.", name) for name in names]
             names = list(dict.fromkeys(every_block))
         raise NormError(f"no norm site matches {pattern!r}; the sites are {', '.join(names)}")
     return matched
+
+
+def _matches(site: str, pattern: str) -> bool:
+    """Return whether a pattern matches a norm site, or the wrapper of PEFT around it."""
+    wrapper = IN_WRAPPER.sub("", site)
+    return fnmatchcase(site, pattern) or fnmatchcase(wrapper, pattern)
 
 
 def _of_third(third: int, names: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from helpers import assert_within, random_ids, small_model
 
 from minigpt import NormError, Recipe, norm_sites
 from minigpt.judge.look import look
-from minigpt.judge.recorder import Recorder
+from minigpt.judge.reading import Recorder
 
 
 def test_the_figures_are_those_of_the_inputs() -> None:

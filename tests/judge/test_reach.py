@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt.judge.recorder import Recorder
+from minigpt.judge.reading import Recorder
 from minigpt.judge.reference import Reference
 from minigpt.judge.rules import largest_jump
 from minigpt.report.fields import PlaceOff

@@ -164,14 +164,14 @@ def wrong_residuals() -> Iterator[Mistake]:
 # Which blocks there are
 
 
-def ordered(words: str, order: Sequence[int], family: str = "") -> Mistake:
+def ordered(words: str, order: Sequence[int]) -> Mistake:
     """Return a mistake in the order of the blocks."""
 
     def put(model: Any, swaps: Swaps) -> None:
         blocks = [model.h[layer] for layer in order]
         swaps.set(model, "h", nn.ModuleList(blocks))
 
-    return Mistake(words, put, family=family, moves_blocks=True)
+    return Mistake(words, put, moves_blocks=True)
 
 
 def wrong_orders(depth: int) -> Iterator[Mistake]:
