@@ -73,7 +73,15 @@ def require_finite_gradients(gradients: Mapping[str, Tensor], texts: Sequence[li
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether tensors hold neither NaN nor infinity."""
-    return all(bool(x.isfinite().all()) for x in tensors)
+    return all(map(is_finite, tensors))
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether a tensor holds neither NaN nor infinity."""
+    if x.numel() == 0:
+        return True
+    least, largest = x.amin(), x.amax()  # a NaN is both
+    return bool(least.isfinite() and largest.isfinite())
 
 
 def explain(

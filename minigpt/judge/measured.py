@@ -103,7 +103,7 @@ class Measures:
         """Keep where the first NaN is. What transformers computes has been checked."""
         if self.is_floor:
             return
-        rows = reading.logits.isnan().any(-1).nonzero()
+        rows = reading.logits.amax(-1).isnan().nonzero()  # a NaN is the largest
         if len(rows):
             self.first_nan = self.first_nan or "the logits"
             number = len(self.prompts.distances) + len(self.windows.distances)
@@ -111,7 +111,7 @@ class Measures:
         for place in exact.outputs:
             if self.first_nan:
                 return
-            if place in reading.outputs and reading.outputs[place].isnan().any():
+            if place in reading.outputs and reading.outputs[place].amax().isnan():
                 self.first_nan = f"the outputs of {place}"
 
 

@@ -34,11 +34,24 @@ class Distance:
             return
         truth = truth.double()
         difference = value.double() - truth
-        largest = float(difference.abs().max())
-        self.largest = float(np.maximum(self.largest, largest))  # NaN if either is
-        self.squares += float(difference.square().sum())
-        self.true_squares += float(truth.square().sum())
-        self.count += truth.numel()
+        self._count(difference, difference.square().sum(), truth.square().sum())
+
+    def add_rows(self, difference: Float[Tensor, "rows width"], squares: Tensor, true_squares: Tensor) -> None:
+        """Count rows whose squares are known.
+
+        Args:
+            difference: in float64.
+            squares, true_squares: of the differences, and of the truth, summed along each row (rows).
+        """
+        self._count(difference, squares.sum(), true_squares.sum())
+
+    def _count(self, difference: Tensor, squares: Tensor, true_squares: Tensor) -> None:
+        least, most = difference.aminmax()
+        for end in (-float(least), float(most)):
+            self.largest = float(np.maximum(self.largest, end))  # NaN if either is
+        self.squares += float(squares)
+        self.true_squares += float(true_squares)
+        self.count += difference.numel()
 
     def __add__(self, other: "Distance") -> "Distance":
         return Distance(
@@ -170,12 +183,14 @@ class LogitsMeter:
             true = truth[part].double()
             value = logits[part].double()
             difference = value - true
-            shift = difference.mean(-1, keepdim=True)
-            distance.add(value, true)
-            self.without_shift.add(value - shift, true)
-            columns = {"error": difference.square().mean(-1).sqrt()}
+            squares = _squares(difference)
+            true_squares = _squares(true)
+            distance.add_rows(difference, squares, true_squares)
+            columns = {"error": (squares / truth.shape[-1]).sqrt()}
             if self.with_distributions:
-                columns |= _compare(true, value, targets[part])
+                columns |= _compare(true, value, difference, targets[part])
+            difference -= difference.sum(-1, keepdim=True) / truth.shape[-1]
+            self.without_shift.add_rows(difference, _squares(difference), true_squares)
             parts.append(columns)
         self.distances.append(distance)
         self.columns.append(_joined(parts, counted))
@@ -241,26 +256,61 @@ def _joined(parts: list[dict[str, Tensor]], counted: int | None) -> dict[str, Te
     return columns
 
 
-def _compare(truth: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Return columns of figures: by position, and losses by target."""
-    p = truth.log_softmax(-1)  # (T, V)
-    q = logits.log_softmax(-1)  # (T, V)
-    true_loss = _losses(p, targets)
-    loss = _losses(q, targets)
+def _squares(rows: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
+    """Return the sum of squares of each row, without a tensor of all squares."""
+    return torch.linalg.vecdot(rows, rows)
+
+
+def _compare(truth: Tensor, logits: Tensor, difference: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Return columns of figures: by position, and losses by target.
+
+    Args:
+        difference: of the logits from the truth.
+    """
+    shares, true_size = _exp(truth)
+    _, size = _exp(logits)
+    kl = size - true_size - _dot(shares, difference) / shares.sum(-1)
+    if kl.isnan().any():  # as of logits at -inf
+        kl = kl_divergence(truth.log_softmax(-1), logits.log_softmax(-1))
+    true_loss = _losses(truth, true_size, targets)
+    loss = _losses(logits, size, targets)
+    top1, top5 = top_overlaps(logits, truth)
     return {
-        "kl": kl_divergence(p, q),
-        "top1": top_overlap(logits, truth, 1),
-        "top5": top_overlap(logits, truth, min(5, truth.shape[-1])),
+        "kl": kl.clamp(min=0),  # rounding may leave it just below 0
+        "top1": top1,
+        "top5": top5,
         "true_loss": true_loss,
         "loss": loss,
         "loss_change": loss - true_loss,
     }
 
 
-def _losses(log_p: Float[Tensor, "seq vocab"], targets: Int[Tensor, " targets"]) -> Float[Tensor, " targets"]:
-    """Return the loss of each target, in nats."""
-    predicted = log_p[: len(targets)].gather(1, targets[:, None])
-    return -predicted[:, 0]
+def _dot(a: Float[Tensor, "rows width"], b: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
+    """Return the sum of the products of each row, without a tensor of all products."""
+    return torch.linalg.vecdot(a, b)
+
+
+def _squares(rows: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
+    return _dot(rows, rows)
+
+
+def _exp(logits: Float[Tensor, "rows vocab"]) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
+    """Return exp of each row without its largest number, and log of the sum of exp of the row as it is."""
+    largest = logits.amax(-1, keepdim=True)
+    shares = (logits - largest).exp_()
+    return shares, largest[:, 0] + shares.sum(-1).log()
+
+
+def _losses(
+    logits: Float[Tensor, "rows vocab"], size: Float[Tensor, " rows"], targets: Int[Tensor, " targets"]
+) -> Float[Tensor, " targets"]:
+    """Return the loss of each target, in nats.
+
+    Args:
+        size: log of the sum of exp of each row.
+    """
+    count = len(targets)
+    return size[:count] - logits[:count].gather(1, targets[:, None])[:, 0]
 
 
 def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:
@@ -296,18 +346,26 @@ def against_noise_floor(candidate: Distance, without_shift: Distance, floor: Dis
     )
 
 
-def kl_divergence(p: Float[Tensor, "seq vocab"], q: Float[Tensor, "seq vocab"]) -> Float[Tensor, " seq"]:
-    """KL(p || q) in nats, of log probabilities. Rounding may leave it just below 0; it is clamped to 0."""
+def kl_divergence(p: Float[Tensor, "rows vocab"], q: Float[Tensor, "rows vocab"]) -> Float[Tensor, " rows"]:
+    """KL(p || q) in nats, of log probabilities."""
     term = p.exp() * (p - q)
-    return term.masked_fill(p == -math.inf, 0).sum(-1).clamp(min=0)
+    return term.masked_fill(p == -math.inf, 0).sum(-1)
 
 
-def top_overlap(a: Float[Tensor, "seq vocab"], b: Float[Tensor, "seq vocab"], k: int) -> Float[Tensor, " seq"]:
-    """Share of the k likeliest tokens that both have, in any order."""
-    of_a = a.topk(k).indices  # (T, k)
-    of_b = b.topk(k).indices  # (T, k)
-    is_equal = of_a[:, :, None] == of_b[:, None, :]  # (T, k, k)
-    return is_equal.any(-1).double().mean(-1)
+def top_overlaps(a: Float[Tensor, "rows vocab"], b: Float[Tensor, "rows vocab"]) -> tuple[Tensor, Tensor]:
+    """Return whether two rows have the same likeliest token, and their share of the five likeliest, in any order."""
+    likeliest: list[Tensor] = []
+    five: list[Tensor] = []
+    for logits in (a, b):
+        values, tokens = logits.topk(min(5, logits.shape[-1]))  # (T, 5)
+        first = tokens[:, 0]
+        if not (values[:, :1] > values[:, 1:]).all():  # of equal numbers the first in the row counts
+            first = logits.argmax(-1)
+        likeliest.append(first)
+        five.append(tokens)
+    is_equal = five[0][:, :, None] == five[1][:, None, :]  # (T, 5, 5)
+    top5 = is_equal.any(-1).double().mean(-1)
+    return (likeliest[0] == likeliest[1]).double(), top5
 
 
 def perplexity_of(loss: float, targets: int) -> float:

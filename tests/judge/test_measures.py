@@ -77,3 +77,31 @@ def test_a_nan_logit_shows_in_every_figure_that_a_verdict_uses() -> None:
         )
         figures = (logits.rms_error, logits.max_abs_error, logits.ratio, distribution.kl_max, distribution.kl_mean)
         assert all(map(math.isnan, figures))
+
+
+@pytest.mark.parametrize("error", [1e-6, 0.1, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_distribution_is_that_of_pytorch(error: float, dtype: torch.dtype) -> None:
+    truth, _, targets = text(64, 997)
+    logits = (truth + error * torch.randn(64, 997)).to(dtype)
+    actual = read((truth, logits, targets)).distribution(NOWHERE)
+    p, q = truth.log_softmax(-1), logits.double().log_softmax(-1)
+    expected = {
+        "kl_mean": float(torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean")),
+        "top1_agreement": float((truth.topk(1).indices == logits.topk(1).indices).double().mean()),
+        "perplexity_candidate": math.exp(float(torch.nn.functional.nll_loss(q[:3], targets))),
+    }
+    for name, value in expected.items():
+        difference = abs(getattr(actual, name) - value)
+        print(f"{name}: difference {difference:.3g}, bound 1e-12 of {value:.3g}")
+        assert difference <= 1e-12 * max(1, value)
+
+
+def test_logits_of_minus_infinity_have_no_share() -> None:
+    truth, logits, targets = text(4, 13)
+    truth[:, 7] = -math.inf
+    logits[:, 7] = -math.inf
+    actual = read((truth, logits, targets)).distribution(NOWHERE)
+    assert 0 <= actual.kl_max < 1e-12
+    logits[:, 8] = -math.inf
+    assert read((truth, logits, targets)).distribution(NOWHERE).kl_max == math.inf
