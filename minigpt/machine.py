@@ -90,15 +90,25 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """Let PyTorch compute on ``count`` threads; None for as many as it has."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Let PyTorch compute on one thread. As a decorator: the function does.
 
     After each operation PyTorch's other threads spin for milliseconds, which is most of the processor time of many
     small operations.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_threads(1):
         yield
-    finally:
-        torch.set_num_threads(threads)

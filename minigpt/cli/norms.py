@@ -1,5 +1,6 @@
 """minigpt norms: list the norms, or check whether one is a LayerNorm or an RMSNorm."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ from minigpt.cli.options import Given, Json, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import ConfigError
 
+# A thread of PyTorch that waits sleeps, where it would spin for milliseconds. Read when PyTorch is imported.
+PASSIVE = ("OMP_WAIT_POLICY", "PASSIVE")
 LISTS = ("json",)  # the options of the list; the others are for --check
 
 
@@ -32,7 +35,7 @@ def norms(
         kind: Judge it as a layer_norm or an rms_norm; by default as what it claims to be, or else as a layer_norm.
         arrays: The package whose arrays a function norm(x, weight, bias, eps) takes: numpy, jax, ...
         dtype: The dtype that verdict and exit status are about.
-        every_case: Print every case of --check.
+        every_case: Print every case of --check, and ask torch.compile where another case fails too.
         seed: Of the rows and weights of --check; a fresh one by default, which the report prints.
         html: Write the report of --check to this file, as a page.
 
@@ -43,6 +46,7 @@ def norms(
 
         Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
+    os.environ.setdefault(*PASSIVE)
     from minigpt.norms import available
     from minigpt.norms.registry import KINDS
     from minigpt.precision import resolve_dtype
@@ -63,7 +67,9 @@ def norms(
     if kind not in (None, *KINDS):
         raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")
     with progress() as say:
-        report = check_norm(check, kind=kind, device=device, progress=say, seed=seed, arrays=arrays)
+        report = check_norm(
+            check, kind=kind, device=device, progress=say, seed=seed, arrays=arrays, every_case=every_case
+        )
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.case import Axis, Case, Compare, Outcomes
-from minigpt.conformance.cases import BOUND, Input, gradients
+from minigpt.conformance.cases import BOUND, Incoming, Input, gradients
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.subject import OTHER_EPS, Built, Subject, Unsupported
 from minigpt.conformance.truth import far_from_zero, ordinary
@@ -132,7 +132,8 @@ def repeated_in_training(subject: Subject, dtype: torch.dtype) -> Outcomes:
 @case("calls are independent", BOUND)
 def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Other rows of a shape that was just met, also at its address: nothing is kept from call to call."""
-    rows, width = torch.randint(3, 40, (2,), generator=subject.generator).tolist()
+    rows = int(torch.randint(3, 40, (), generator=subject.generator))
+    width = int(torch.randint(3, 14, (), generator=subject.generator))
     shape = (rows, 2, 64 * width)
     if subject.has_few_shapes:
         shape = (3, 4, 768)
@@ -152,7 +153,8 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     for what, one in inputs():
         calls.append((what, one.clone(), norm(one).clone()))
     for number, (what, one, y) in enumerate(calls, start=1):
-        outcome = compare(what, y, *norm.truth(one))
+        truth = norm.truth(one)
+        outcome = compare(what, y, *truth)
         if outcome.passed:
             yield outcome
             continue
@@ -160,8 +162,10 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
         fresh = subject.candidate(one.shape[-1], dtype, weights=lambda width, generator: (scale, shift))
         more = one.new_zeros(number, *one.shape[1:])
         longer = fresh(torch.cat([one, more]))
-        is_remembered = compare(what, longer[: len(one)], *norm.truth(one)).passed
+        is_remembered = compare(what, longer[: len(one)], *truth).passed
         yield outcome if is_remembered else compare(what, one, one, 0)
+        if number == 1 and not is_remembered:  # its formula is wrong: no other call tells more
+            return
 
 
 @case("many calls", EXACTLY)
@@ -204,7 +208,7 @@ def overlapping(subject: Subject, dtype: torch.dtype) -> Outcomes:
 @case("backward twice", BY_ORDER)
 def backward_twice(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A backward pass that is repeated has the same gradients again."""
-    again = lambda norm, y, leaf, dy: torch.autograd.grad(y, leaf, dy.clone(), retain_graph=True)  # noqa: E731
+    again = lambda norm, y, leaf, dy: torch.autograd.grad(Incoming.apply(y, dy.clone()), leaf, retain_graph=True)  # noqa: E731
     yield _second_pass(subject, dtype, again)
 
 
@@ -218,7 +222,7 @@ def _second_pass(
     alone = gradients(norm, norm, x, dy.clone())["input"]
     y = norm(leaf)
     first(norm, y, leaf, dy)
-    (gradient,) = torch.autograd.grad(y, leaf, dy.clone())
+    (gradient,) = torch.autograd.grad(Incoming.apply(y, dy.clone()), leaf)
     true = norm.gradient_truth(x, dy)["input"]
     return compare("the gradient of the input", gradient, alone, 2 * true.bound)
 

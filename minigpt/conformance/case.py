@@ -1,10 +1,9 @@
 """One question to a norm: tensors that are compared, at which dtypes, and the result."""
 
-import contextlib
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +43,8 @@ class Axis(enum.Enum):
         """Return the name of a value on this axis: "width 64"."""
         return NAMES.get(self, "{}").format(value)
 
+
+UNASKED = "other cases fail at this dtype"
 
 NAMES = {
     Axis.WIDTH: "width {}",
@@ -205,15 +206,23 @@ class Case:
         """True if the norm runs on all threads of the process; else it runs on one."""
         return self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.value in THREADED
 
-    def run(self, subject: Subject) -> CaseResult:
-        """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged."""
+    def run(self, subject: Subject, unasked: Collection[str] = ()) -> CaseResult:
+        """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged.
+
+        Args:
+            unasked: names of dtypes at which it is not asked, since the norm fails there already.
+        """
         outcomes = {}
-        threads = contextlib.nullcontext()
-        if not self.is_threaded:
-            threads = one_thread()
-        with threads:
+        threads = 1
+        if self.is_threaded:
+            threads = torch.get_num_threads()
+        with one_thread():
             for name, dtype in DTYPES.items():
-                outcomes[name] = self._judged(subject.drawing_for(f"{self.name}, {name}"), dtype)
+                if name in unasked:
+                    outcomes[name] = Outcome(None, math.inf, note=UNASKED)
+                    continue
+                drawing = dataclasses.replace(subject, purpose=f"{self.name}, {name}", threads=threads)
+                outcomes[name] = self._judged(drawing, dtype)
         return CaseResult(self.name, self.group, self.tests, self.reason, outcomes, self.axis, self.value)
 
     @torch.no_grad()

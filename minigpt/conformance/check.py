@@ -1,9 +1,11 @@
 """The conformance kit: run the cases on one norm and, if one fails, say what is wrong."""
 
+import contextlib
 import dataclasses
 import secrets
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import Axis, Case, CaseResult, by_group
+from minigpt.conformance.case import UNASKED, Axis, Case, CaseResult, by_group
 from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
 from minigpt.conformance.diagnosis import NamedMistake, diagnoses
+from minigpt.conformance.memory import kept_memory
 from minigpt.conformance.remarks import remarks, second_derivatives
 from minigpt.conformance.subject import GPT2_EPS, Built, Subject
 from minigpt.device import require_values, resolve_device
@@ -21,14 +24,16 @@ from minigpt.errors import NormError
 from minigpt.files import finite
 from minigpt.machine import software
 from minigpt.norms import NormSpec
-from minigpt.norms.build import claim_of
+from minigpt.norms.build import Builder, claim_of
 from minigpt.norms.foreign.arrays import ArrayFunction
+from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import KINDS, require_on
 from minigpt.precision import DTYPES, full_products
 from minigpt.progress import Progress, Steps
 from minigpt.watch import watched
 
-UNLIMITED = 10**6  # programs: a norm that compiles itself does so for every width and dtype
+UNLIMITED = 10**6  # programs
+DYNAMO = "torch._dynamo"
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
 COVERAGE = (
     f"{len(CASE_WIDTHS)} widths to {CASE_WIDTHS[-1]:,}; rows, texts and tokens to {SIZES[-1]:,}; 2 to 4 dimensions; "
@@ -163,6 +168,7 @@ def check_norm(
     cases: str | Iterable[str] = "*",
     seed: int | None = None,
     arrays: str | None = None,
+    every_case: bool = False,
 ) -> ConformanceReport:
     """Judge whether ``norm`` is a LayerNorm with GPT-2's eps: (x - mean) / sqrt(var + 1e-5) * weight + bias.
 
@@ -181,30 +187,38 @@ def check_norm(
         arrays: the package whose arrays the norm takes, if it is a function ``norm(x, weight, bias, eps)``: "numpy",
             "jax", ...; None for what its attribute ``arrays`` says. Without an attribute ``vjp`` its gradients are not
             judged.
+        every_case: ask whether it compiles also at dtypes where another case fails.
 
     Raises:
         NormError: if the norm is unknown or unavailable, cannot be built or run at all, or no case or kind matches.
         ConfigError: if the device is unknown or absent.
     """
-    import torch._dynamo as dynamo
-
     device = resolve_device(device)
     require_values(device)
     if arrays is not None:
         function: Any = ArrayFunction(norm, arrays)
         norm = function
+    builder = Builder(norm)
     if kind is None:
-        kind = claim_of(norm) or "layer_norm"
+        is_of_file = isinstance(norm, str) and file_of(norm) is not None
+        kind = claim_of(builder.make if is_of_file else norm) or "layer_norm"
     if kind not in KINDS:
         raise NormError(f"the kind of a norm must be {' or '.join(KINDS)}, got {kind!r}")
     if seed is None:
         seed = secrets.randbelow(2**31)
-    subject = Subject(norm, device, seed, centers=kind == "layer_norm")
+    subject = Subject(norm, device, seed, centers=kind == "layer_norm", builder=builder)
     groups = by_group(asked_of(subject, _matching(cases)))
     begin = Steps(progress, total=len(groups) + 1)
-    unlimited = dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED)
     results: list[CaseResult] = []
-    with torch.inference_mode(False), full_products(), unlimited, warnings.catch_warnings(), watched() as changes:
+    failed_at = set[str]()
+    with (
+        torch.inference_mode(False),
+        full_products(),
+        kept_memory(),
+        UnlimitedPrograms() as programs,
+        warnings.catch_warnings(),
+        watched() as changes,
+    ):
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
         candidate = subject.candidate()
         candidate(subject.put(torch.ones(4, 64)))
@@ -212,8 +226,14 @@ def check_norm(
         for group, members in groups.items():
             begin(f"checking {group}")
             for case in members:
-                results.append(case.run(subject))
-        said = remarks(subject, candidate, results)
+                programs.allow()
+                unasked = set[str]()
+                if group == "compile" and not every_case:
+                    unasked = set(failed_at)
+                result = case.run(subject, unasked)
+                failed_at |= result.failed_at
+                results.append(result)
+        said = [*remarks(subject, candidate, results), *unasked_compiled(results)]
         mistakes: list[NamedMistake] = []
         if all(result.passed for result in results):
             if subject.array_function is None:
@@ -236,6 +256,32 @@ def check_norm(
         mistakes=mistakes,
         coverage=coverage(subject, candidate),
     )
+
+
+class UnlimitedPrograms(contextlib.ExitStack):
+    """Lets a norm that compiles itself do so for every width and dtype, in the block.
+
+    PyTorch's compiler takes a second to import. It is not imported for a norm that does not use it.
+    """
+
+    is_allowed = False
+
+    def allow(self) -> None:
+        """Lift the compiler's limits if it is imported by now."""
+        if self.is_allowed or DYNAMO not in sys.modules:
+            return
+        import torch._dynamo as dynamo
+
+        self.is_allowed = True
+        self.enter_context(dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED))
+
+
+def unasked_compiled(results: Sequence[CaseResult]) -> list[str]:
+    """Return a sentence on the dtypes at which torch.compile is not asked."""
+    at = [dtype for case in results for dtype, reason in case.refused.items() if reason == UNASKED]
+    if not at:
+        return []
+    return [f"torch.compile is not asked at {' and '.join(at)}, where other cases fail; --all asks it there too"]
 
 
 def case_names() -> list[str]:

@@ -63,8 +63,22 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
         wrong.append(ratio > 1)
     if largest <= 1:
         return Outcome(True, largest, *worst, what)
-    place = place_of(torch.cat(wrong).view(value.shape), value)
+    place = ""
+    if not _is_everywhere(wrong, value):
+        place = place_of(torch.cat(wrong).view(value.shape), value)
     return Outcome(False, largest, *worst, what, place, frozenset({part}))
+
+
+def _is_everywhere(pieces: list[Tensor], value: Tensor) -> bool:
+    """Return True if each row and each column of ``value`` has a flag in its pieces, of which most are the first."""
+    if value.ndim == 0:
+        return False
+    width = value.shape[-1]
+    first = pieces[0].view(-1, width)
+    if not first.any(0).all():
+        return False
+    different = [piece for piece in pieces if piece is not pieces[0]]
+    return all(bool(piece.view(-1, width).any(-1).all()) for piece in (first, *different))
 
 
 def place_of(wrong: Tensor, value: Tensor) -> str:

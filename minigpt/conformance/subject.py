@@ -14,9 +14,10 @@ from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
-from minigpt.machine import one_thread
+from minigpt.machine import on_threads, one_thread
+from minigpt.norms.build import Builder
 from minigpt.norms.foreign.adapt import AdaptedNorm
-from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients, made
+from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.precision import DTYPES, dtype_name
 
@@ -41,6 +42,7 @@ class Built:
     name: str
     centers: bool  # whether it should subtract the mean: a LayerNorm does, an RMSNorm does not
     takes_dtype: bool = True  # False if it raises for any rows of its Parameters' dtype
+    threads: int | None = None  # on how many of PyTorch's threads it runs; None for as many as there are
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -93,8 +95,8 @@ class Built:
         Raises:
             NormError: if it raises; the message names it and its input.
         """
-        rows = f"{tuple(x.shape)} in {dtype_name(x.dtype)}"
-        with naming(self.foreign, f"{self.name}, given {rows},"):
+        name = f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"
+        with naming(self.foreign, name), on_threads(self.threads):
             return self.module(x)
 
     def _refuses_width_of(self, x: Tensor) -> bool:
@@ -127,9 +129,10 @@ class Built:
     def compared(self, inputs: Iterable[tuple[str, Tensor]]) -> list[Outcome]:
         """Compare the norm of each input with the truth. One may be an earlier one whose numbers have changed."""
         calls = []
-        for what, x in inputs:  # the norm may write into its input
-            calls.append((what, x.clone(), self(x).clone()))
-        return [compare(what, y, *self.truth(x)) for what, x, y in calls]
+        for what, x in inputs:
+            rows = first_rows(x).clone()  # the norm may write into its input
+            calls.append((what, rows, self(x).clone()))
+        return [compare(what, y, *self.truth(rows)) for what, rows, y in calls]
 
     def truth(self, x: Tensor, roundings: int | None = None) -> TrueValues:
         """Return the norm of the first rows of ``x`` in float64 with the same weights, and the bound on rounding."""
@@ -139,10 +142,12 @@ class Built:
         rows = first_rows(x)
         return truth(rows, self.module.weight, bias, self.eps, centers=self.centers, roundings=roundings)
 
-    def gradient_truth(self, x: Tensor, dy: Tensor) -> dict[str, TrueValues]:
-        """Return the gradients of that for an incoming ``dy``, by name."""
-        rows = x[..., 0].numel()
-        x, dy = first_rows(x), first_rows(dy)
+    def gradient_truth(self, x: Tensor, dy: Tensor, rows: int | None = None) -> dict[str, TrueValues]:
+        """Return the gradients of that for an incoming ``dy``, by name.
+
+        Args:
+            rows: how many rows repeat those of ``x`` and ``dy``; by default no more.
+        """
         return gradient_truth(x, self.module.weight, self.eps, dy, centers=self.centers, rows=rows)
 
 
@@ -151,6 +156,13 @@ def first_rows(x: Tensor) -> Tensor:
     if x[..., 0].numel() <= PERIOD:
         return x
     return x.reshape(-1, x.shape[-1])[:PERIOD]
+
+
+def repeated(rows: Tensor, count: int) -> Tensor:
+    """Return ``count`` rows that repeat the first ``PERIOD``; no more than these as they are."""
+    if count <= PERIOD:
+        return rows
+    return rows.repeat(math.ceil(count / PERIOD), 1)[:count]
 
 
 @one_thread()
@@ -169,6 +181,8 @@ class Subject:
         seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
         centers: whether it should subtract the mean.
         raises: by dtype, what it raises for any rows of it.
+        builder: builds it; by default a new one.
+        threads: on how many threads of PyTorch it runs; None for as many as PyTorch has.
     """
 
     norm: norms.NormSpec
@@ -177,9 +191,13 @@ class Subject:
     purpose: str = ""
     centers: bool = True
     raises: dict[torch.dtype, str] = dataclasses.field(default_factory=dict)
+    builder: Builder = None  # type: ignore[assignment]
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
+        if self.builder is None:
+            self.builder = Builder(self.norm)
         self.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {self.purpose}".encode()))
 
     def drawing_for(self, purpose: str) -> "Subject":
@@ -215,7 +233,7 @@ class Subject:
             NormError: if it cannot be built.
         """
         try:
-            module: Any = norms.build(self.norm, width, eps=eps, bias=bias)
+            module: Any = self.builder.build(width, eps=eps, bias=bias)
         except NormError as error:
             if width in NEEDED:
                 raise
@@ -225,15 +243,14 @@ class Subject:
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
             module = module.to(device=self.device, dtype=dtype).eval()
-        return Built(module, eps, self.name, self.centers, takes_dtype=dtype not in self.raises)
+        return Built(module, eps, self.name, self.centers, takes_dtype=dtype not in self.raises, threads=self.threads)
 
     @one_thread()
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
         """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""
         count = math.prod(shape[:-1])
         x = self.put(kind.rows(count, shape[-1], self.generator, dtype), dtype)
-        repeats = math.ceil(count / PERIOD)
-        return x.repeat(repeats, 1)[:count].view(shape)
+        return repeated(x, count).view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Round a float64 tensor to ``dtype``, and move it to the norm's device."""
@@ -242,18 +259,18 @@ class Subject:
     @property
     def takes_eps(self) -> bool:
         """True if its constructor, or its function, takes an eps."""
-        make = made(self.norm)
+        make = self.builder.make
         function = array_function(make)
         if function is not None:
             return "eps" in function.roles
         if norms.is_ours(getattr(make, "func", make)):
             return True
-        return construct(make, (64,), eps=OTHER_EPS, bias=True).takes_eps
+        return construct(make, (64,), eps=OTHER_EPS, bias=True).call.takes_eps
 
     @property
     def array_function(self) -> ArrayFunction | None:
         """The norm as a function of arrays of another package than PyTorch; None if it is none."""
-        function = array_function(made(self.norm))
+        function = array_function(self.builder.make)
         if function is not None and function.package.name == "torch":
             return None
         return function

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from minigpt.choices import KEEP, check_keep
-from minigpt.norms.foreign.adapt import AdaptedNorm, adapt, eps_notes, is_ours
+from minigpt.norms.foreign.adapt import AdaptedNorm, Scale, adapt, eps_notes, find_scale, is_ours
 from minigpt.norms.foreign.arrays import ArrayFunction, ArrayNorm, array_function, made
-from minigpt.norms.foreign.construct import construct, naming
+from minigpt.norms.foreign.construct import Call, construct, naming
 from minigpt.norms.record import record_of
 from minigpt.norms.registry import claim_named, find, registered_name
 
@@ -43,31 +43,72 @@ def build(
         NormError: if the name is unknown, the class cannot be found, imported or constructed, or is not a
             ``torch.nn.Module``.
     """
-    check_keep(keep)
-    make = made(norm)
-    if is_ours(getattr(make, "func", make)):
-        return _ours(make, normalized_shape, eps, bias)
-    if isinstance(normalized_shape, int):
-        normalized_shape = (normalized_shape,)
-    shape = tuple(normalized_shape)
-    function = array_function(make)
-    if function is None:
-        module, takes_eps = construct(make, shape, eps=eps, bias=bias)
-    else:
-        module = ArrayNorm(function, shape, eps=eps, bias=bias)
-        takes_eps = module.takes_eps
-    how: dict[str, Any] = {"eps": eps, "bias": bias, "keep": keep, "takes_eps": takes_eps}
-    with naming(make):
-        module = adapt(module, shape, **how, probes=function is None)
-    record_of(module).name = name_of(norm)
-    return module
+    return Builder(norm).build(normalized_shape, eps=eps, bias=bias, keep=keep)
+
+
+class Builder:
+    """Build one norm many times.
+
+    The class is read once, from a file too. For each shape, the arguments of its constructor and what its scale does
+    are found once.
+
+    Args:
+        norm: what ``build`` takes.
+
+    Raises:
+        NormError: if the name is unknown, or the class cannot be found or imported.
+    """
+
+    def __init__(self, norm: NormSpec) -> None:
+        self.norm = norm
+        self.make = made(norm)
+        self._function = array_function(self.make)
+        self._found: dict[tuple[tuple[int, ...], float, bool], tuple[Call, Scale]] = {}
+
+    def build(
+        self,
+        normalized_shape: int | Sequence[int],
+        *,
+        eps: float = 1e-5,
+        bias: bool = True,
+        keep: Collection[str] = KEEP,
+    ) -> nn.Module:
+        """Return a new norm, as ``build`` does, whose arguments these are. Raises as ``build``."""
+        check_keep(keep)
+        if is_ours(getattr(self.make, "func", self.make)):
+            return _ours(self.make, normalized_shape, eps, bias)
+        if isinstance(normalized_shape, int):
+            normalized_shape = (normalized_shape,)
+        shape = tuple(normalized_shape)
+        if self._function is None:
+            module, takes_eps, scale = self._constructed(shape, eps, bias)
+        else:
+            module = ArrayNorm(self._function, shape, eps=eps, bias=bias)
+            takes_eps = module.takes_eps
+            scale = find_scale(module, shape, probes=False)
+        with naming(self.make):
+            module = adapt(module, shape, scale, eps=eps, bias=bias, keep=keep, takes_eps=takes_eps)
+        record_of(module).name = name_of(self.norm)
+        return module
+
+    def _constructed(self, shape: tuple[int, ...], eps: float, bias: bool) -> tuple[nn.Module, bool, Scale]:
+        """Return a new module of the class, whether its constructor took the eps, and its scale."""
+        key = shape, eps, bias
+        if key in self._found:
+            call, scale = self._found[key]
+            return call.module(), call.takes_eps, scale
+        module, call = construct(self.make, shape, eps=eps, bias=bias)
+        with naming(self.make):
+            scale = find_scale(module, shape)
+        self._found[key] = call, scale
+        return module, call.takes_eps, scale
 
 
 def build_raw(norm: NormSpec, width: int, *, eps: float, bias: bool) -> nn.Module:
     """Return somebody else's norm over rows of a width as its class makes it. Raises as ``build``."""
     make = made(norm)
-    module, takes_eps = construct(make, (width,), eps=eps, bias=bias)
-    record_of(module).notes = eps_notes(module, eps, takes_eps)
+    module, call = construct(make, (width,), eps=eps, bias=bias)
+    record_of(module).notes = eps_notes(module, eps, call.takes_eps)
     return module
 
 

@@ -8,6 +8,7 @@ names. If the module lacks one of them, the wrapper applies that one to the modu
 import copy
 import math
 from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -27,25 +28,37 @@ PACKAGE = __name__.partition(".")[0]
 Paths = list[str]  # the names that one Parameter has in a module; tied Parameters have several
 
 
+class Scale(NamedTuple):
+    """The scale of somebody else's module.
+
+    Attributes:
+        paths: its names; none if the module has no scale that can be the model's.
+        from_0: the name of a scale to which the module adds 1. It stays the module's own, and starts at 0.
+        notes: a sentence if the module ignores it.
+    """
+
+    paths: Paths
+    from_0: str = ""
+    notes: tuple[str, ...] = ()
+
+
 def adapt(
-    module: nn.Module, shape: tuple[int, ...], *, eps: float, bias: bool, keep: Collection[str], takes_eps: bool,
-    probes: bool = True,
+    module: nn.Module, shape: tuple[int, ...], scale_of: Scale, *, eps: float, bias: bool, keep: Collection[str],
+    takes_eps: bool,
 ) -> nn.Module:  # fmt: skip
     """Return ``module``, or an ``AdaptedNorm`` around it, as a norm over ``shape``.
 
     Args:
+        scale_of: what ``find_scale`` returns for a module of this class.
         bias: whether the model's norm has a shift.
         keep: which of "scale" and "shift" to add if the module has none.
         takes_eps: whether the module's constructor took ``eps``.
-        probes: whether to look at outputs for what its scale does.
     """
     notes = eps_notes(module, eps, takes_eps)
     if not isinstance(module, LayerNorm):
-        ignored: tuple[str, ...] = ()
-        if probes:
-            scale, ignored = _scale(module, shape)
-        else:
-            scale = _find(module, SCALE_NAMES, shape)
+        scale = scale_of.paths
+        if scale_of.from_0:
+            nn.init.zeros_(module.get_parameter(scale_of.from_0))
         shift: Paths = []
         if bias:
             shift = _find(module, SHIFT_NAMES, shape)
@@ -56,7 +69,7 @@ def adapt(
             lacking.append("scale")
         if bias and not shift:
             lacking.append("shift")
-        notes += ignored + _keep_notes(module, shape, lacking, keep)
+        notes += scale_of.notes + _keep_notes(module, shape, lacking, keep)
         beside = [what for what in lacking if what in keep]
         is_as_named = scale in ([], ["weight"]) and shift in ([], ["bias"])  # a second name would keep the old one
         if beside or not is_as_named or not isinstance(module, nn.LayerNorm):
@@ -171,19 +184,24 @@ class AdaptedNorm(nn.LayerNorm):
         return row.to(y.dtype)
 
 
-def _scale(module: nn.Module, shape: tuple[int, ...]) -> tuple[Paths, tuple[str, ...]]:
-    """Return the names of the module's scale, and a note if the module ignores it.
+def find_scale(module: nn.Module, shape: tuple[int, ...], *, probes: bool = True) -> Scale:
+    """Return the scale of a module.
 
     Some classes multiply by 1 + weight, for example Gemma's. The model's scale would be wrong there. That weight stays
     the module's own, and starts at 0, where it changes nothing.
+
+    Args:
+        probes: whether to look at outputs for what the scale does.
     """
+    if isinstance(module, LayerNorm):
+        return Scale([])
     paths = _find(module, SCALE_NAMES, shape)
-    if not paths:
-        return [], ()
+    if not paths or not probes:
+        return Scale(paths)
     name = paths[0]
     scale = module.get_parameter(name)
     if scale.is_meta:
-        return paths, ()
+        return Scale(paths)
     try:
         at_0 = _output_at(0, module, name, shape)
         at_1 = _output_at(1, module, name, shape)
@@ -194,12 +212,11 @@ def _scale(module: nn.Module, shape: tuple[int, ...]) -> tuple[Paths, tuple[str,
         multiplies_by_more = not any(parameter.any() for parameter in parameters)
     else:
         if torch.equal(at_0, at_1):
-            return paths, (f"{title(module)} ignores its {name}: the output does not depend on it",)
+            return Scale(paths, notes=(f"{title(module)} ignores its {name}: the output does not depend on it",))
         multiplies_by_more = bool(at_0.isfinite().all() and at_0.any())
     if not multiplies_by_more:
-        return paths, ()
-    nn.init.zeros_(scale)
-    return [], ()
+        return Scale(paths)
+    return Scale([], from_0=name)
 
 
 @torch.no_grad()

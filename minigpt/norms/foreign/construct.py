@@ -23,11 +23,33 @@ SCALE_FLAG = re.compile(r"(use|has|with|add|enable|include)_(weight|gamma|scale)
 Maker = Callable[..., Any]
 
 
+class Call(NamedTuple):
+    """A call of a constructor that makes a norm."""
+
+    make: Maker
+    first: Parameter  # of its signature: the size
+    size: Any
+    keywords: dict[str, Any]
+
+    @property
+    def takes_eps(self) -> bool:
+        """True if the constructor takes an eps."""
+        return any(map(EPS_NAME.fullmatch, self.keywords))
+
+    def module(self) -> nn.Module:
+        """Return a new norm.
+
+        Raises:
+            NormError: if the constructor raises, or does not return a ``torch.nn.Module``.
+        """
+        return _make(self.make, self.first, self.size, self.keywords)
+
+
 class Constructed(NamedTuple):
-    """A norm, and whether its constructor took an eps."""
+    """A norm, and the call that made it."""
 
     module: nn.Module
-    takes_eps: bool
+    call: Call
 
 
 def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) -> Constructed:
@@ -53,13 +75,12 @@ def construct(make: Maker, shape: tuple[int, ...], *, eps: float, bias: bool) ->
     errors = []
     made = []
     for size, keywords in itertools.product(sizes, _keywords(make, parameters, eps, bias)):
-        takes_eps = any(map(EPS_NAME.fullmatch, keywords))
+        call = Call(make, first, size, keywords)
         try:
-            module = _make(make, first, size, keywords)
+            one = Constructed(call.module(), call)
         except NormError as error:
             errors.append(error)
             continue
-        one = Constructed(module, takes_eps)
         if _runs(one.module, shape):
             return one
         made.append(one)
