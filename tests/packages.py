@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from kit import Forward, norm_with
 from sabotages import HALF_NAMES, ROUNDED, ROW_ROUNDED, THREE_TIMES, wide
 from torch import Tensor, nn
 
 from minigpt import LayerNorm
-
-Forward = Callable[[Any, Tensor], Tensor]
 
 
 def mean(x: Tensor) -> Tensor:
@@ -91,7 +90,7 @@ class GammaOnly(nn.Module):
 
 
 def norm_of(forward: Forward) -> type[LayerNorm]:
-    return type(forward.__name__, (LayerNorm,), {"forward": forward})
+    return norm_with(forward, name=forward.__name__)
 
 
 TOO_FEW = "it computes in too few bits for {} input: "

@@ -25,6 +25,7 @@ sys.path += [str(TESTS), str(TESTS / "conformance"), str(TESTS.parent / "scripts
 import packages  # noqa: E402
 import sabotages  # noqa: E402
 from bench.results import JsonFile, show  # noqa: E402
+from kit import norm_with  # noqa: E402
 
 from minigpt import LayerNorm, Original  # noqa: E402
 from minigpt.bench.generate import environment  # noqa: E402
@@ -100,23 +101,23 @@ def plants() -> Iterator[Plant]:
         yield norm.__name__, norm, expected, cheats.CASES[:2] if searches else cheats.CASES
     settings = ["ordinary*", "layouts", "any mode", "gradients, frozen*", "gradients, as*", "gradients, ordinary*"]
     for number, (forward, expected) in enumerate(rows_of(cheats.test_what_only_one_setting_shows_is_named)):
-        yield f"setting {number}", patterns.named(forward), (expected,), settings
+        yield f"setting {number}", norm_with(forward), (expected,), settings
     behind = cheats.reads_behind(2)
-    yield "reads behind the row", patterns.named(behind), ("wrong only for NaN-surrounded",), ["values", "layouts"]
+    yield "reads behind the row", norm_with(behind), ("wrong only for NaN-surrounded",), ["values", "layouts"]
     for number, (norm, expected) in enumerate(rows_of(patterns.test_a_mistake_of_some_inputs_fails_every_dtype)):
         yield name_of(norm).replace("<lambda>", f"some inputs {number}"), norm, (expected,), patterns.SEQUENCES
     for number, (forward, expected) in enumerate(rows_of(patterns.test_the_widths_that_are_wrong_are_listed)):
         name = forward.__name__.replace("<lambda>", f"widths {number}")
-        yield name, patterns.named(forward), (expected,), patterns.WIDTHS
+        yield name, norm_with(forward), (expected,), patterns.WIDTHS
     for number, (where, _) in enumerate(rows_of(patterns.test_an_incoming_gradient_that_is_overwritten_is_named)):
         overwrites = lambda n, x, where=where: patterns.Overwrites.apply(sabotages.exact(n, x), where)  # noqa: E731
         expected = ("its backward pass changes the incoming gradient",)
-        yield f"overwrites {number}", patterns.named(overwrites), expected, patterns.GRADIENTS
+        yield f"overwrites {number}", norm_with(overwrites), expected, patterns.GRADIENTS
     expected = (f"{sabotages.OF_INPUT}it is not finite where the scale is 0",)
-    yield "of_output", patterns.named(patterns.of_output), expected, patterns.GRADIENTS
+    yield "of_output", norm_with(patterns.of_output), expected, patterns.GRADIENTS
     for change, expected in rows_of(patterns.test_rows_that_are_lost_or_mixed_in_the_backward_pass_are_named):
         backward = lambda n, x, c=change: sabotages.Backward.apply(x, n.weight, n.bias, n.eps, c)  # noqa: E731
-        yield expected, patterns.named(backward), (expected,), patterns.GRADIENTS
+        yield expected, norm_with(backward), (expected,), patterns.GRADIENTS
 
 
 def faults(kind: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -176,17 +177,11 @@ def reordered(order: str, kind: str) -> type[LayerNorm]:
 
 def random_model(kind: str, seed: int) -> Any:
     """Return a small GPT-2, or a small Llama for RMSNorms, whose weights are random."""
-    import transformers
+    import architectures
 
-    sizes: dict[str, Any] = dict(vocab_size=96, num_attention_heads=4, hidden_size=32, num_hidden_layers=2)
-    llama = transformers.LlamaConfig(**sizes, intermediate_size=48, num_key_value_heads=2, max_position_embeddings=64)
-    gpt2 = transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(gpt2 if kind == "layer_norm" else llama)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3) if parameter.ndim > 1 else parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    if kind == "layer_norm":
+        return architectures.random_model("gpt2", seed, n_positions=64)
+    return architectures.random_model("llama", seed, max_position_embeddings=64, pad_token_id=None)
 
 
 def reorders(kind: str, say: Callable[[str], None]) -> dict[str, Any]:

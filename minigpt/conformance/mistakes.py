@@ -14,13 +14,13 @@ from torch import Tensor
 from minigpt.conformance.subject import GPT2_EPS
 
 WRONG = "normalizes over the wrong dimension: over {} of a (batch, sequence, width) input"
-DIMENSIONS = {
-    "": (-1,),
-    WRONG.format("the sequence"): (1,),
-    WRONG.format("the batch"): (0,),
-    WRONG.format("batch and sequence"): (0, 1),
-    WRONG.format("sequence and width together"): (1, 2),
-    WRONG.format("the whole input"): (0, 1, 2),
+DIMENSIONS = {  # by the rank of the input: the rows of a 2-D one are batch and sequence in one
+    "": {3: (-1,), 2: (-1,)},
+    WRONG.format("the sequence"): {3: (1,), 2: (0,)},
+    WRONG.format("the batch"): {3: (0,), 2: (0,)},
+    WRONG.format("batch and sequence"): {3: (0, 1), 2: (0,)},
+    WRONG.format("sequence and width together"): {3: (1, 2), 2: (0, 1)},
+    WRONG.format("the whole input"): {3: (0, 1, 2), 2: (0, 1)},
 }
 IS_NEITHER = "(it is neither a LayerNorm nor an RMSNorm)"
 MEANS = {  # how often the mean is subtracted from the row, and from the values whose squares are the variance
@@ -124,8 +124,9 @@ SUMS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]] =
 
 
 def formula(x: Tensor, scale: Tensor, shift: Tensor, parts: Sequence[Any]) -> Tensor:
-    """Return a norm of ``x`` (B, T, C) that is made of these parts, one of each of ``TABLES``, in float64."""
-    dims, (of_row, of_variance), spread, divisor, eps, affine = parts
+    """Return a norm of ``x``, (B, T, C) or (rows, C), made of one part of each of ``TABLES``, in float64."""
+    by_rank, (of_row, of_variance), spread, divisor, eps, affine = parts
+    dims = by_rank[x.ndim]
     mean = x.mean(dims, keepdim=True)
     n = math.prod(x.shape[dim] for dim in dims)
     variance = spread(x - of_variance * mean, dims, n)

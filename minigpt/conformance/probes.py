@@ -22,9 +22,11 @@ PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)
 
 def agreed(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return the mistakes of the formula of the outputs."""
-    by_probe = {}
+    by_probe: dict[str, list[str] | None] = {}
+    found: list[str] | None = None
     for probe, shape in PROBES.items():
-        by_probe[probe] = closest_formula(subject, dtype, shape)
+        by_probe[probe] = closest_formula(subject, dtype, shape, found)
+        found = found or by_probe[probe]
     return of_probes(by_probe)
 
 
@@ -57,8 +59,13 @@ def ask(
     return norm(subject.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
 
 
-def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> list[str] | None:
-    """Return the mistakes of the formula that gives the norm's outputs best; None if none does."""
+def closest_formula(
+    subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], found: list[str] | None = None
+) -> list[str] | None:
+    """Return the mistakes of the formula that gives the norm's outputs best; None if none does.
+
+    Of formulas that are as close, the one with the mistakes that another input has shown comes first.
+    """
     least = -6
     if dtype in HALVES:
         least = -4
@@ -68,11 +75,10 @@ def closest_formula(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]
     scale = (1 + 2 * normal(subject.generator, shape[-1])).to(dtype).double()
     shift = (1 + normal(subject.generator, shape[-1])).to(dtype).double()
     y = ask(subject, x, scale, shift, dtype)
-    x = x.view(-1, *x.shape[-2:])  # (B, T, C)
-    y = y.view(x.shape)
     formulas = []
     for names, parts in with_few(TABLES[subject.centers]):
         formulas.append((names, distance(y, formula(x, scale, shift, parts))))
+    formulas.sort(key=lambda candidate: candidate[0] != found)
     return best(formulas, LIMIT + 2 * PRECISIONS[dtype].result)
 
 

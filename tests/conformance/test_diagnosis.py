@@ -3,17 +3,19 @@
 import itertools
 from typing import Any
 
+import named_mistakes
 import pytest
 import sabotages
 import torch
+from kit import check, norm_with
 from torch import Tensor, nn
 
 from minigpt import LayerNorm
-from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.backward import BACKWARD_PROBES, wrong_gradient
-from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES, deviation_of, formula, slope, true_norm
-from minigpt.conformance.probes import agreed, closest_formula, structure, symptoms
+from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES
+from minigpt.conformance.probes import agreed, structure, symptoms
 from minigpt.conformance.subject import Subject
+from minigpt.norms.variants import RMSNorm
 from minigpt.precision import DTYPES, HALVES
 
 # torch.compile would trace the shape checks, and some norms here return other shapes on purpose
@@ -26,10 +28,6 @@ FAST = [
 CPU = torch.device("cpu")
 
 
-def check(norm: Any, cases: str | list[str]) -> ConformanceReport:
-    return check_norm(norm, device="cpu", cases=cases, seed=0)
-
-
 @pytest.mark.parametrize(
     ("norm", "expected"), sabotages.MISTAKES.items(), ids=lambda norm: getattr(norm, "__name__", "")
 )
@@ -40,64 +38,70 @@ def test_a_mistake_fails_and_is_named_and_nothing_else_is(norm: type[nn.Module],
         assert message.startswith(start), report.diagnoses
 
 
-def names_of(tables: list[Any]) -> list[Any]:
-    """The place of each table, and the name of each mistake in it."""
-    names = [(at, name) for at, table in enumerate(tables) for name in table if name]
-    return [pytest.param(at, name, id=name[:60]) for at, name in names]
+FIRST = ["ordinary rows", "3-D input", "deviation near*"]
+GRADIENTS = ["ordinary rows", "gradients, ordinary rows"]
 
 
-def with_one(tables: list[Any], at: int, name: str) -> list[Any]:
-    return [table[name if place == at else ""] for place, table in enumerate(tables)]
+@pytest.mark.parametrize("name", named_mistakes.FORWARDS)
+def test_a_mistake_of_the_formula_has_its_name(name: str) -> None:
+    report = check(norm_with(named_mistakes.FORWARDS[name]), FIRST)
+    assert not report.passed
+    assert [mistake.sentence for mistake in report.mistakes] == [name]
 
 
-@pytest.mark.parametrize(("at", "name"), names_of(TABLES[True]))
-def test_each_formula_of_the_tables_is_named_as_itself_and_as_nothing_else(at: int, name: str) -> None:
+@pytest.mark.parametrize("name", named_mistakes.RMS_FORWARDS)
+def test_a_mistake_of_the_formula_of_an_rms_norm_has_its_name(name: str) -> None:
+    report = check(norm_with(named_mistakes.RMS_FORWARDS[name], RMSNorm), FIRST, kind="rms_norm")
+    assert not report.passed
+    assert [mistake.sentence for mistake in report.mistakes] == [name]
+
+
+def gradient_mistakes(change: named_mistakes.Change, kind: str = "layer_norm") -> list[str]:
+    """Return what the kit finds in a right forward whose backward pass has one changed part, at whatever dtypes."""
+
     def forward(norm: Any, x: Tensor) -> Tensor:
-        parts = with_one(TABLES[True], at, name)
-        return formula(x.double(), norm.weight.double(), norm.bias.double(), parts).to(x.dtype)
+        return sabotages.Backward.apply(x, norm.weight, norm.bias, norm.eps, change)  # pyright: ignore
 
-    norm = type("Norm", (LayerNorm,), {"forward": forward})
-    assert closest_formula(Subject(norm, CPU), torch.float32, (4, 6, 64)) == [name]
-
-
-class OfTables(torch.autograd.Function):
-    """LayerNorm, with functions of (dy, x, weight) for the gradients of input and weight, in float64 rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, of_input: Any, of_weight: Any) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.of_input, ctx.of_weight = of_input, of_weight
-        return nn.functional.layer_norm(x, weight.shape, weight, bias, 1e-5)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        rows = dy.flatten(0, -2).double(), x.flatten(0, -2).double()
-        rows = *rows, true_norm(rows[1], True), weight.double()
-        dx, dweight = ctx.of_input(*rows).view(x.shape).to(x.dtype), ctx.of_weight(*rows).sum(0).to(x.dtype)
-        return dx, dweight, rows[0].sum(0).to(x.dtype), None, None
+    base = LayerNorm if kind == "layer_norm" else RMSNorm
+    report = check(norm_with(forward, base), GRADIENTS, kind=kind)
+    return [mistake.sentence.partition(", at float")[0] for mistake in report.mistakes]
 
 
-def gradient_of(parts: list[Any]) -> Any:
-    return lambda dy, x, s, weight: slope(parts, x, dy, weight, True) / deviation_of(x, True)
+@pytest.mark.parametrize(
+    ("start", "changes"),
+    [
+        (sabotages.OF_INPUT, named_mistakes.INPUT_GRADIENTS),
+        (sabotages.OF_WEIGHT, named_mistakes.WEIGHT_GRADIENTS),
+        (sabotages.OF_BIAS, named_mistakes.BIAS_GRADIENTS),
+    ],
+    ids=["input", "weight", "bias"],
+)
+def test_a_mistake_of_a_gradient_has_its_name(start: str, changes: dict[str, named_mistakes.Change]) -> None:
+    for name, change in changes.items():
+        assert gradient_mistakes(change) == [f"{start}{name}"]
 
 
-def mistake_of(part: str, of_input: Any = None, of_weight: Any = SUMS["weight"][""]) -> list[str] | None:
-    right = gradient_of(with_one(BACKWARD[True], -1, ""))
-    forward = lambda n, x: OfTables.apply(x, n.weight, n.bias, of_input or right, of_weight)  # noqa: E731
-    norm = type("Norm", (LayerNorm,), {"forward": forward})
-    return wrong_gradient(Subject(norm, CPU), torch.float32, (4, 6, 64), part)
+def test_a_mistake_of_a_gradient_of_an_rms_norm_has_its_name() -> None:
+    with sabotages.as_rms_norms():
+        for name, change in named_mistakes.RMS_INPUT_GRADIENTS.items():
+            assert gradient_mistakes(change, "rms_norm") == [f"{sabotages.OF_INPUT}{name}"]
 
 
-@pytest.mark.parametrize(("at", "name"), names_of(BACKWARD[True]))
-def test_each_gradient_of_the_input_of_the_tables_is_named(at: int, name: str) -> None:
-    assert mistake_of("input", gradient_of(with_one(BACKWARD[True], at, name))) == [name]
-
-
-def test_each_gradient_of_the_weight_of_the_tables_is_named() -> None:
-    assert mistake_of("input") == mistake_of("weight") == mistake_of("bias") == []
-    for name, terms in SUMS["weight"].items():
-        assert mistake_of("weight", of_weight=terms) == [name] * bool(name)
+@pytest.mark.parametrize(
+    ("names", "tables"),
+    [
+        (named_mistakes.FORWARDS, TABLES[True]),
+        (named_mistakes.FORWARDS | named_mistakes.RMS_FORWARDS, TABLES[False]),
+        (named_mistakes.INPUT_GRADIENTS, BACKWARD[True]),
+        (named_mistakes.INPUT_GRADIENTS | named_mistakes.RMS_INPUT_GRADIENTS, BACKWARD[False]),
+        (named_mistakes.WEIGHT_GRADIENTS, [SUMS["weight"]]),
+        (named_mistakes.BIAS_GRADIENTS, [SUMS["bias"]]),
+    ],
+    ids=["LayerNorm", "RMSNorm", "input", "input of an RMSNorm", "weight", "bias"],
+)
+def test_every_name_is_that_of_a_norm_here(names: dict[str, Any], tables: list[dict[str, Any]]) -> None:
+    for table in tables:
+        assert table.keys() - {""} <= names.keys()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_a_factor_of_a_gradient_is_named(part: str, factor: float, dtype: str, n
     forward = lambda n, x: sabotages.Backward.apply(  # noqa: E731
         x, n.weight, n.bias, n.eps, lambda p: change if x.dtype == DTYPES[dtype] else {}
     )
-    report = check(type("Norm", (LayerNorm,), {"forward": forward}), ["ordinary rows", "gradients, ordinary rows"])
+    report = check(norm_with(forward), ["ordinary rows", "gradients, ordinary rows"])
     assert report.diagnoses == [f"the gradient of the {part} is wrong: {named}, at {dtype}"]
 
 
@@ -148,7 +152,7 @@ def test_a_norm_that_needs_a_bias_is_judged_with_one() -> None:
 
 def test_an_output_of_another_shape_is_a_failure() -> None:
     forward = lambda n, x: sabotages.exact(n, x)[..., : 1 if x.shape[-1] == 768 else None]  # noqa: E731
-    report = check(type("Shorter", (LayerNorm,), {"forward": forward}), ["width 768", "ordinary rows"])
+    report = check(norm_with(forward, name="Shorter"), ["width 768", "ordinary rows"])
     assert report.dtypes["float32"] is False
     assert "Shorter must return one tensor of its input's shape (24, 768), got (24, 1) (" in report.diagnoses[0]
 

@@ -7,13 +7,13 @@ import pytest
 import sabotages
 import torch
 import torch.nn.functional as F
+from kit import check, failed_dtypes
 from norm_classes import NoGradient
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
 from minigpt import LayerNorm
-from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.behaviour import MIXED_PRECISION
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -21,14 +21,6 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 HALVES = {"bfloat16", "float16"}
 FEW = ["ordinary rows", "massive*", "mean far*", "roundings", "no bias", MIXED_PRECISION]
 WIDE = ["ordinary rows", "constant rows", "width 768", "width 4096"]
-
-
-def check(norm: Any, cases: str | list[str], **how: Any) -> ConformanceReport:
-    return check_norm(norm, device="cpu", cases=cases, seed=0, **how)
-
-
-def failed_at(report: ConformanceReport) -> set[str]:
-    return {dtype for dtype, passed in report.dtypes.items() if not passed}
 
 
 # --- Names ---
@@ -47,7 +39,7 @@ def slow_but(names: set[str], norms: Any) -> list[Any]:
 def test_a_formula_of_another_package_is_named(norm: type[nn.Module]) -> None:
     report, expected = check(norm, FEW), packages.FORMULAS[norm]
     print(*report.diagnoses, *report.notes, sep="\n")
-    assert failed_at(report) >= HALVES
+    assert failed_dtypes(report) >= HALVES
     for message, start in zip(report.diagnoses, expected, strict=True):
         assert message.startswith(start), report.diagnoses
 
@@ -168,7 +160,7 @@ def raises_in_backward_at(dtype: torch.dtype) -> type[LayerNorm]:
 )
 def test_what_a_norm_raises_fails_at_its_dtype(norm: type[nn.Module], dtypes: set[str], words: str) -> None:
     report = check(norm, ["ordinary rows", "3-D input", "gradients, as tokens"])
-    assert failed_at(report) == dtypes
+    assert failed_dtypes(report) == dtypes
     assert any(words in sentence for sentence in report.diagnoses), report.diagnoses
 
 
@@ -192,7 +184,7 @@ def rounds_its_eps(norm: LayerNorm, x: Tensor) -> Tensor:
 
 def test_a_norm_that_raises_at_one_dtype_and_is_wrong_at_another_is_told_both() -> None:
     report = check(packages.norm_of(rounds_its_eps), ["values", "width 64", "width 1025", "gradients, as*"])
-    assert failed_at(report) == {"bfloat16", "float64"}
+    assert failed_dtypes(report) == {"bfloat16", "float64"}
     assert "no bfloat16" in report.diagnoses[-1]
     assert not any("it refuses widths" in note for note in report.notes), report.notes
 
@@ -209,13 +201,14 @@ def test_the_dtype_of_16_bit_rows_with_mixed_precision_is_judged_as_pytorchs() -
     assert report.dtypes == {"bfloat16": True, "float16": True}
     assert report.cases[0].outcomes["bfloat16"].note == "comes out in bfloat16"
     report = check(packages.norm_of(packages.flax), ["ordinary rows", MIXED_PRECISION])
-    assert failed_at(report) == HALVES
+    assert failed_dtypes(report) == HALVES
     assert "a layer of bfloat16 weights refuses" in report.diagnoses[0]
 
 
 def test_an_rms_norm_that_returns_float32_as_llamas_does_passes_with_a_note() -> None:
     report = check(LlamaRMSNorm, ["ordinary rows", MIXED_PRECISION], kind="rms_norm")
-    assert failed_at(report) <= {"float64"}
+    assert failed_dtypes(report) <= {"float64"}
+    assert any("rounds its row" in note for note in report.notes)
     assert "bfloat16 rows with a float32 scale come out in float32, as with Llama's norms in transformers" in str(
         report
     )

@@ -7,11 +7,11 @@ import pytest
 import sabotages
 import torch
 import torch.nn.functional as F
+from kit import check, failed_dtypes, norm_with
 from sabotages import affine, centred, exact, plain, variance, wide
 from torch import Tensor, nn
 
 from minigpt import LayerNorm, norms
-from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.precision import DTYPES, HALVES
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -20,19 +20,8 @@ EVERY = {*DTYPES}
 VALUES = ["ordinary rows", "layouts", "calls are independent", "width 64", "width 768"]
 WIDTHS = ["ordinary rows", "widths"]
 SEQUENCES = [*VALUES, "sequence of [126]", "sequence of 6[45]", "sequence of 257", "same input*", "zero scale"]
-GRADIENTS = ["ordinary rows", "behaviour", "gradients, as tokens", "gradients, ordinary rows", "gradients, zero scale"]
-
-
-def check(norm: Any, cases: list[str]) -> ConformanceReport:
-    return check_norm(norm, device="cpu", cases=cases, seed=0)
-
-
-def wrong_at(report: ConformanceReport) -> set[str]:
-    return {dtype for dtype, passed in report.dtypes.items() if not passed}
-
-
-def named(forward: Callable[[Any, Tensor], Tensor]) -> type[LayerNorm]:
-    return type("Norm", (LayerNorm,), {"forward": forward})
+OF_GRADIENTS = ["ordinary rows", "gradients, as tokens", "gradients, ordinary rows", "gradients, zero scale"]
+GRADIENTS = [*OF_GRADIENTS, "behaviour"]
 
 
 class WithCopies(nn.Module):
@@ -57,7 +46,7 @@ def copies_its_parameters(n: WithCopies, x: Tensor) -> Tensor:
 def test_a_class_that_ignores_its_weight_is_no_layer_norm(forward: Callable[..., Tensor], mistake: str) -> None:
     norm = type("Norm", (WithCopies,), {"forward": forward})
     report = check(norm, ["ordinary rows"])
-    assert (wrong_at(report), report.diagnoses) == (EVERY, [mistake])
+    assert (failed_dtypes(report), report.diagnoses) == (EVERY, [mistake])
     assert "Norm ignores its weight" in report.notes[0]
     assert norms.build(norm, 8).weight is not None
 
@@ -98,30 +87,30 @@ def one_fewer(n: LayerNorm, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("norm", "mistake"),
     [
-        (named(group_of_sequence), "normalizes over the wrong dimension: over sequence and width together"),
-        (named(one_fewer), "variance divides by n - 1, at 3-D input only"),
+        (norm_with(group_of_sequence), "normalizes over the wrong dimension: over sequence and width together"),
+        (norm_with(one_fewer), "variance divides by n - 1, at 3-D input only"),
         (
-            named(sabotages.beyond(64, 1, 7.0)),
+            norm_with(sabotages.beyond(64, 1, 7.0)),
             "wrong only at sequence lengths 65, 257 (tokens from 64 on",
         ),
         (
-            named(lambda n, x: torch.where(n.weight == 0, torch.nan, exact(n, x)).to(x.dtype)),
+            norm_with(lambda n, x: torch.where(n.weight == 0, torch.nan, exact(n, x)).to(x.dtype)),
             "wrong only for zero scale",
         ),
         (StatisticsByShape, "it remembers an earlier input"),
         (ByAddress, "it remembers an earlier input"),
         (
-            named(lambda n, x: F.dropout(exact(n, x), 0.1, n.training)),
+            norm_with(lambda n, x: F.dropout(exact(n, x), 0.1, n.training)),
             "it answers differently from call to call, in training",
         ),
-        (named(lambda n, x: plain(x, n.weight.roll(1), n.bias, n.eps)), "the scale is read one"),
-        (named(lambda n, x: exact(n, x) * (1.02 if x.ndim == 4 else 1)), "wrong only for 4-D input"),
+        (norm_with(lambda n, x: plain(x, n.weight.roll(1), n.bias, n.eps)), "the scale is read one"),
+        (norm_with(lambda n, x: exact(n, x) * (1.02 if x.ndim == 4 else 1)), "wrong only for 4-D input"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
 def test_a_mistake_of_some_inputs_fails_every_dtype(norm: type[nn.Module], mistake: str) -> None:
     report = check(norm, SEQUENCES)
-    assert wrong_at(report) == EVERY
+    assert failed_dtypes(report) == EVERY
     assert len(report.diagnoses) == 1
     assert report.diagnoses[0].startswith(mistake), report.diagnoses
 
@@ -173,8 +162,8 @@ def quarters(n: LayerNorm, x: Tensor) -> Tensor:
     ],
 )
 def test_the_widths_that_are_wrong_are_listed(forward: Callable[..., Tensor], mistake: str) -> None:
-    report = check(named(forward), WIDTHS)
-    assert wrong_at(report) == EVERY
+    report = check(norm_with(forward), WIDTHS)
+    assert failed_dtypes(report) == EVERY
     assert len(report.diagnoses) == 1
     assert report.diagnoses[0].startswith(mistake), report.diagnoses
 
@@ -185,12 +174,12 @@ def test_a_width_that_a_norm_refuses_is_a_note() -> None:
             raise ValueError("the width must be a multiple of 8")
         return exact(norm, x)
 
-    report = check(named(forward), ["widths", "ordinary rows"])
+    report = check(norm_with(forward), ["widths", "ordinary rows"])
     assert report.passed, report
     assert report.diagnoses == []
     assert "it refuses widths that no GPT-2 has, 2, 3, 31 and " in report.notes[0]
     assert "the width must be a multiple of 8" in report.notes[0]
-    needed = named(lambda n, x: forward(n, x[..., :7]) if x.shape[-1] == 768 else exact(n, x))
+    needed = norm_with(lambda n, x: forward(n, x[..., :7]) if x.shape[-1] == 768 else exact(n, x))
     assert not check(needed, ["widths"]).passed
 
 
@@ -214,8 +203,9 @@ class Overwrites(torch.autograd.Function):
     ("where", "dtypes"), [(lambda dy: dy.ndim == 3, EVERY), (lambda dy: dy.dtype in HALVES, {"bfloat16", "float16"})]
 )
 def test_an_incoming_gradient_that_is_overwritten_is_named(where: Callable[[Tensor], bool], dtypes: set[str]) -> None:
-    report = check(named(lambda n, x: Overwrites.apply(exact(n, x), where)), GRADIENTS)
-    assert wrong_at(report) == dtypes
+    cases = [*OF_GRADIENTS, "incoming gradient left as it was"]
+    report = check(norm_with(lambda n, x: Overwrites.apply(exact(n, x), where)), cases)
+    assert failed_dtypes(report) == dtypes
     (mistake,) = report.diagnoses
     assert mistake.startswith("its backward pass changes the incoming gradient")
 
@@ -243,8 +233,8 @@ def of_output(n: LayerNorm, x: Tensor) -> Any:
 
 
 def test_a_backward_pass_that_divides_by_the_scale_is_named() -> None:
-    report = check(named(of_output), GRADIENTS)
-    assert wrong_at(report) == EVERY
+    report = check(norm_with(of_output), OF_GRADIENTS)
+    assert failed_dtypes(report) == EVERY
     assert "the gradient of the input is wrong: it is not finite where the scale is 0" in report.diagnoses
 
 
@@ -267,8 +257,8 @@ def from_neighbours(p: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_rows_that_are_lost_or_mixed_in_the_backward_pass_are_named(change: Any, mistake: str) -> None:
-    norm = named(lambda n, x: sabotages.Backward.apply(x, n.weight, n.bias, n.eps, change))
-    report = check(norm, GRADIENTS)
-    assert wrong_at(report) == EVERY
+    norm = norm_with(lambda n, x: sabotages.Backward.apply(x, n.weight, n.bias, n.eps, change))
+    report = check(norm, OF_GRADIENTS)
+    assert failed_dtypes(report) == EVERY
     (named_mistake,) = report.diagnoses
     assert named_mistake.startswith(mistake)
