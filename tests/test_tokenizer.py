@@ -123,7 +123,7 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
     return folder
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(folders(), st.lists(UNICODE, max_size=3))
 def test_a_folder_has_transformers_ids_before_and_after_saving(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, Any], texts: list[str]

@@ -142,17 +142,31 @@ def save_stopped(saver: Saver, step: int, how: str) -> bool:
     return status == 1
 
 
-@pytest.mark.parametrize("how", ["kill", "full disk", pytest.param("Ctrl-C", marks=pytest.mark.thorough)])
-def test_stopped_before_each_step(how: str, models: dict[int, GPT2LMHeadModel], tmp_path: Path) -> None:
-    """The first kills leave the old model and all others the new. A full disk is told in one sentence."""
+@pytest.mark.parametrize(
+    ("how", "stride"),
+    [
+        ("kill", 4),
+        pytest.param("kill", 1, marks=pytest.mark.thorough),
+        pytest.param("full disk", 1, marks=pytest.mark.thorough),
+        pytest.param("Ctrl-C", 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_stopped_before_each_step(how: str, stride: int, models: dict[int, GPT2LMHeadModel], tmp_path: Path) -> None:
+    """The first kills leave the old model and all others the new. A full disk is told in one sentence.
+
+    With a stride steps are left out. transformers reads what is left as soon as it is another model, and at the end.
+    """
     saver, left, is_stopped, step = Saver(tmp_path / "out", models, tmp_path, 30_000), list[int](), True, 0
     while is_stopped:
         saver.save(2)
-        is_stopped, step = save_stopped(saver, step, how), step + 1
-        left.append(layers_of_whole(saver.place, models) if how == "full disk" else assert_whole(saver.place, models))
+        is_stopped, step = save_stopped(saver, step, how), step + stride
+        layers = layers_of_whole(saver.place, models)
+        if layers not in left or not is_stopped:
+            assert_whole(saver.place, models)
+        left.append(layers)
     assert left[-1] == 1
     assert how == "full disk" or left == sorted(left, reverse=True)  # some steps can do without, as without a lock
-    assert min(left.count(1), left.count(2)) > 5
+    assert min(left.count(1), left.count(2)) > 5 / stride
     assert not list(saver.place.glob(".*"))
 
 

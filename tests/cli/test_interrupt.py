@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def app(*words, **options):
 commands.app = app
 main()
 """
+
+
+@pytest.fixture(autouse=True)
+def _receives_interrupts() -> Iterator[None]:
+    """A shell starts what runs in its background deaf to Ctrl-C, and processes inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def run(code: str, *words: object) -> "subprocess.CompletedProcess[str]":

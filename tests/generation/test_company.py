@@ -111,7 +111,7 @@ class Company:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(actions=ACTIONS, drafted=st.booleans(), chance=st.randoms())
 def test_every_logit_has_the_bits_of_its_text_alone(
     kind: str, actions: list[tuple[str, Any]], drafted: bool, chance: random.Random

@@ -149,21 +149,22 @@ def test_a_run_that_the_whole_text_begins_is_not_completed() -> None:
     assert (out[0] == -torch.inf).nonzero().flatten().tolist() == [7]
 
 
-HUGE: dict[str, tuple[int, dict[str, Any]]] = {
-    "n-grams": (200_000, {"no_repeat_ngram_size": 17}),
-    "many words of each length": (5000, {"bad_words_ids": [[5] * (i % 400 + 1) for i in range(4000)]}),
-    "many words of one beginning": (100, {"bad_words_ids": [[5, 5, i % 50_000] for i in range(80_000)]}),
-    "many ids": (100, {"suppress_tokens": [i % 50_000 for i in range(500_000)]}),
-    "many biases": (100, {"logit_bias": dict.fromkeys(range(50000), 1.0)}),
-    "many ends": (100, {"min_new_tokens": 5, "eos_token_id": [*range(50_000)]}),
-    "penalties": (300_000, {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 1.0}),
+HUGE: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {  # the length of a text, and the settings
+    "n-grams": (200_000, lambda: {"no_repeat_ngram_size": 17}),
+    "many words of each length": (5000, lambda: {"bad_words_ids": [[5] * (i % 400 + 1) for i in range(4000)]}),
+    "many words of one beginning": (100, lambda: {"bad_words_ids": [[5, 5, i % 50_000] for i in range(80_000)]}),
+    "many ids": (100, lambda: {"suppress_tokens": [i % 50_000 for i in range(500_000)]}),
+    "many biases": (100, lambda: {"logit_bias": dict.fromkeys(range(50000), 1.0)}),
+    "many ends": (100, lambda: {"min_new_tokens": 5, "eos_token_id": [*range(50_000)]}),
+    "penalties": (300_000, lambda: {"repetition_penalty": 1.5, "frequency_penalty": 1.0, "presence_penalty": 1.0}),
 }
 
 
 @pytest.mark.parametrize("kind", HUGE)
 def test_time_and_memory_are_linear_in_the_text_and_in_a_setting(kind: str) -> None:
     """A quadratic one would take minutes, or tens of gigabytes."""
-    length, how = HUGE[kind]
+    length, settings_of = HUGE[kind]
+    how = settings_of()
     logits, ids = torch.zeros(16, 50_257), torch.full((16, length), 5)
     begun = time.process_time()
     warp(logits, ids, prompt_length=0, **how)
