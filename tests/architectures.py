@@ -88,11 +88,15 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-def random_model(name: str, **fields: Any) -> Any:
+def config_of(name: str, **fields: Any) -> transformers.PretrainedConfig:
+    """The config of an architecture; ``fields`` are others of it."""
+    return ARCHITECTURES[name].config(**ARCHITECTURES[name].fields | fields)
+
+
+def random_model(name: str, seed: int = 0, **fields: Any) -> Any:
     """A model in eval mode; ``fields`` are others of its config."""
-    torch.manual_seed(0)
-    config = ARCHITECTURES[name].config(**ARCHITECTURES[name].fields | fields)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config_of(name, **fields)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3) if parameter.ndim > 1 else parameter.add_(0.3 * torch.randn_like(parameter))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from helpers import SMALL, randomize
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
@@ -17,9 +18,7 @@ from transformers.utils import logging
 
 Tensors = dict[str, Tensor]
 
-TINY = {
-    "vocab_size": 61, "n_positions": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+TINY = SMALL | {"vocab_size": 61, "n_positions": 48, "n_embd": 32}
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -32,12 +31,7 @@ GPT2_SHA256 = {
 def reference(seed: int = 0, std: float = 0.15, **fields: Any) -> GPT2LMHeadModel:
     """transformers' GPT-2 in eval mode with every parameter random: no symmetric weight, no bias 0, no norm at 1."""
     model = GPT2LMHeadModel(GPT2Config(**{**TINY, **fields})).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(
-                mean=1.0 if ".ln_" in name and name.endswith("weight") else 0.0, std=std, generator=generator
-            )
+    randomize(model, seed, std=std, vector_std=std)
     return model
 
 
@@ -45,6 +39,13 @@ def saved(model: GPT2LMHeadModel, folder: Path, **how: Any) -> Path:
     """``folder``, after transformers has saved ``model`` in it."""
     logging.disable_progress_bar()  # which would stand on the standard error that a test reads
     model.save_pretrained(folder, **how)
+    return folder
+
+
+def talking(folder: Path, *, std: float = 0.3, n_layer: int = 1, **fields: Any) -> Path:
+    """``folder``, with a checkpoint of one layer and a tokenizer of 300 tokens in it."""
+    saved(reference(std=std, vocab_size=300, n_layer=n_layer, **fields), folder)
+    tiny_bpe(300).save(str(folder / "tokenizer.json"))
     return folder
 
 

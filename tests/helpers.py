@@ -23,7 +23,7 @@ needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no on
 
 
 @torch.no_grad()
-def randomize(model: nn.Module, seed: int = 0) -> None:
+def randomize(model: nn.Module, seed: int = 0, *, std: float = 0.15, vector_std: float = 0.3) -> None:
     """Every parameter random and none symmetric: the norms' scales around 1, all biases off 0.
 
     Matrices are wide enough for attention to be far from uniform, so that a wrong mask or scale shows.
@@ -31,7 +31,7 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         mean = 1.0 if ".ln_" in f".{name}" and name.endswith("weight") else 0.0
-        parameter.normal_(mean, 0.3 if parameter.ndim == 1 else 0.15, generator=generator)
+        parameter.normal_(mean, vector_std if parameter.ndim == 1 else std, generator=generator)
 
 
 def reference_model(

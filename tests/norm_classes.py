@@ -6,6 +6,14 @@ from torch import Tensor, nn
 
 from minigpt import LayerNorm
 
+SCALED = """
+from minigpt import LayerNorm
+
+class Scaled(LayerNorm):
+    def standardize(self, x):
+        return super().standardize(x) * 1.01
+"""  # the source of a norm in somebody's file
+
 
 class EmbDim(nn.Module):
     """A LayerNorm as in tutorials: ``emb_dim`` alone, an eps of its own, Parameters ``scale`` and ``shift``."""

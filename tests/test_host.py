@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from architectures import random_model
+from architectures import config_of, random_model
 from helpers import small_model
 from torch import nn
 
@@ -59,7 +59,7 @@ def test_a_gpt2_of_ours_and_of_transformers() -> None:
     model = small_model("rms")
     assert [*minigpt.norm_sites(model)] == model.site_names()
     assert {site.kind for site in minigpt.norm_sites(model).values()} == {"rms_norm"}
-    config = transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4)
+    config = config_of("gpt2")
     sites = minigpt.norm_sites(transformers.GPT2LMHeadModel(config))
     assert next(iter(sites)) == "transformer.h.0.ln_1"
     host = host_of(transformers.GPT2LMHeadModel(config))

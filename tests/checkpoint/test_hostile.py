@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from architectures import config_of
 from checkpoints import edit_config, reference, saved, tiny_bpe
 from foreign import write_pickle
 
@@ -88,13 +89,11 @@ def test_a_size_is_held_against_the_file_before_anything_is_made(field: str, tmp
     assert "its config needs" in refusal(tmp_path)
 
 
-LLAMA = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
 OTHERS = {
-    "llama": transformers.LlamaConfig(**LLAMA, max_position_embeddings=64),
-    "gptj": transformers.GPTJConfig(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, rotary_dim=4),
-    "opt": transformers.OPTConfig(vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=2,
-                                  num_attention_heads=4, max_position_embeddings=64, word_embed_proj_dim=32),
-}  # fmt: skip
+    "llama": config_of("llama", num_key_value_heads=4),
+    "gptj": config_of("gptj"),
+    "opt": config_of("opt", max_position_embeddings=64),
+}
 NOT_SIZES = [0, -32, 10**11, 32.0, "32", True, [0]]
 ABSURD = [
     *(("llama", "hidden_size", size, "hidden_size must be a whole number") for size in NOT_SIZES),

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import reference, saved, talking, tiny_bpe
 from foreign import write_book
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -57,9 +57,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with a tokenizer. Its context leaves room for a text that takes a second to write."""
-    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=1024), tmp_path_factory.mktemp("talking"))
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
-    return place
+    return talking(tmp_path_factory.mktemp("talking"), n_positions=1024)
 
 
 @pytest.fixture
@@ -439,8 +437,7 @@ def test_a_command_in_a_pipe_says_that_it_goes_on(
 
 def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Refused, or told that it slides."""
-    saved(reference(std=0.3, n_layer=1, vocab_size=300), tmp_path)  # a context of 48
-    tiny_bpe(300).save(str(tmp_path / "tokenizer.json"))
+    talking(tmp_path)  # a context of 48
     words = ["generate", "the dog", "--model", tmp_path, "--greedy", "--max-new-tokens", 60]
     assert "48" in complaint(run(*words))
     words += ["--overflow", "slide"]

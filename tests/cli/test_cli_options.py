@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import talking
 from safetensors.torch import load_file, save_file
 from test_cli import Run, complaint, run  # noqa: F401
 
@@ -94,10 +94,8 @@ def refused() -> Iterator[tuple[str, str]]:
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What the words in capitals stand for."""
     place = tmp_path_factory.mktemp("options")
-    folder = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=64), place / "model")
-    other = saved(reference(std=0.2, n_layer=1, vocab_size=300, n_positions=64), place / "other")
-    for checkpoint in (folder, other):
-        tiny_bpe(300).save(str(checkpoint / "tokenizer.json"))
+    folder = talking(place / "model", n_positions=64)
+    other = talking(place / "other", std=0.2, n_positions=64)
     (place / "text").write_text("the dog saw the cat and the cat ran. " * 9, encoding="utf-8")
     (place / "prompts").write_text("the dog\nthe cat\n", encoding="utf-8")
     original = minigpt.Original(folder, prompts=["dog"], max_new_tokens=2, device="cpu")

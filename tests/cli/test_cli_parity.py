@@ -10,23 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import talking
 from safetensors.torch import load_file, save_file
-from test_cli import Ended, Run, complaint, run  # noqa: F401
+from test_cli import Run, complaint, judge, run  # noqa: F401
 
 import minigpt
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=128), tmp_path_factory.mktemp("talking"))
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    place = talking(tmp_path_factory.mktemp("talking"), n_positions=128)
     (place / "text").write_text("the dog saw the cat and the cat ran. " * 9, encoding="utf-8")
     return place
-
-
-def judge(run: Run, folder: Path, *words: object) -> Ended:
-    return run("parity", "--model", folder, "--device", "cpu", "--prompt", "the dog", *words)
 
 
 PAIRS = ("--norm", "textbook", "--norm", "rms", "--sites", "*", "--sites", "ln_f,h.0.ln_2")
@@ -93,13 +88,14 @@ def test_a_record_is_judged_against_and_what_another_program_wrote(run: Run, fol
 )
 def test_code_that_ends_or_changes_the_process(folder: Path, tmp_path: Path, line: str, status: int) -> None:
     (tmp_path / "norm.py").write_text(
-        "import os, torch\nclass Norm(torch.nn.LayerNorm):\n"
+        "import os, torch\nclass Norm(torch.nn.LayerNorm):\n    exact = False\n"
         f"    def forward(self, x):\n        {line}\n        return super().forward(x)\n"
     )
     words = ["parity", "--model", folder, "--prompt", "the dog", "--norm", tmp_path / "norm.py:Norm"]
     ended = subprocess.run([sys.executable, "-m", "minigpt", *map(str, words)], capture_output=True, text=True)
     assert ended.returncode == status
-    assert ("no result" if status == 2 else "changes the process") in ended.stderr + ended.stdout
+    text = " ".join((ended.stderr + ended.stdout).split())  # lines break where a path is long
+    assert ("no result" if status == 2 else "changes the process") in text
 
 
 def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 from checkpoints import reference, saved
+from judgements import PROMPTS
 from transformers import GPT2LMHeadModel
 
 import minigpt
-
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 
 
 @pytest.fixture(scope="session")

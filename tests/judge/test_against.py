@@ -5,20 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import reference, saved, talking
+from judgements import PROMPTS
 from transformers import GPT2LMHeadModel
 
 import minigpt
 
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 SHAPE = dict(std=0.3, vocab_size=300, n_positions=64)
 TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. " * 3
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = saved(reference(**SHAPE), tmp_path_factory.mktemp("original"))
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    place = talking(tmp_path_factory.mktemp("original"), n_layer=2, n_positions=64)
     (place / "text").write_text(TEXT, encoding="utf-8")
     return place
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from judgements import PROMPTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 import minigpt
-
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,17 @@
 """parity(): who passes, who fails and why, and that every figure is what an independent computation finds."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import sabotages
 import torch
 import torch.nn.functional as F
-from checkpoints import reference, saved, tiny_bpe, tokens
+from checkpoints import reference, saved, tokens
+from judgements import PROMPTS, judge
+from kit import norm_with
 from norm_classes import Louder
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
@@ -19,7 +21,6 @@ from minigpt import MiniGPTError, NormError
 from minigpt.checkpoint.read import Checkpoint, read_checkpoint
 from minigpt.report.numerals import brief
 
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 SITES = ["h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 
@@ -39,31 +40,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with a tokenizer."""
-    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=128), tmp_path_factory.mktemp("talking"))
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
-    return place
-
-
-def judge(place: Path | str, **how: Any) -> minigpt.ParityReport:
-    return minigpt.parity(place, **{"device": "cpu", "prompts": PROMPTS, "max_new_tokens": 4} | how)
-
-
-def norm_that(computes: Callable[[minigpt.LayerNorm, Tensor], Tensor]) -> type[minigpt.LayerNorm]:
-    """A class of norms whose forward is ``computes(norm, x)``."""
-
-    class Sabotaged(minigpt.LayerNorm):
-        def forward(self, x: Tensor) -> Tensor:
-            return computes(self, x)
-
-    return Sabotaged
+    return checkpoints.talking(tmp_path_factory.mktemp("talking"), n_positions=128)
 
 
 def is_last(length: int) -> Tensor:
     return torch.arange(length) == length - 1
 
 
-LAST_ROW = norm_that(lambda norm, x: sabotages.exact(norm, x) * (1 + 0.01 * is_last(x.shape[1])[:, None]))
-ONE_CHANNEL = norm_that(lambda norm, x: sabotages.exact(norm, x) + 0.01 * is_last(x.shape[-1]))
+LAST_ROW = norm_with(lambda norm, x: sabotages.exact(norm, x) * (1 + 0.01 * is_last(x.shape[1])[:, None]))
+ONE_CHANNEL = norm_with(lambda norm, x: sabotages.exact(norm, x) + 0.01 * is_last(x.shape[-1]))
 SABOTAGES = (
     Louder, LAST_ROW, ONE_CHANNEL, sabotages.DividesByNMinusOne, sabotages.NoShift, sabotages.NoMean,
     sabotages.HalfTheMean,
@@ -176,7 +161,7 @@ def test_a_sabotage_at_one_site_shows_there_and_from_there_on(folder: Path, site
 def test_nan_never_passes(small: Path, longest: int) -> None:
     """At once, or in longer texts alone."""
     with pytest.raises(NormError, match="NaN"):
-        judge(small, norm=norm_that(lambda norm, x: x * (float("nan") if x.shape[1] > longest else 1)))
+        judge(small, norm=norm_with(lambda norm, x: x * (float("nan") if x.shape[1] > longest else 1)))
 
 
 # That the judge is independent

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import reference, saved, talking
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +22,7 @@ TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=64), tmp_path_factory.mktemp("talking"))
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    place = talking(tmp_path_factory.mktemp("talking"), n_positions=64)
     (place / "text").write_text(TEXT, encoding="utf-8")
     return place
 

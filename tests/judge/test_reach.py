@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from judgements import PROMPTS
 from safetensors.torch import load_file, safe_open, save_file
 from torch import Tensor
 from transformers import GPT2LMHeadModel
@@ -19,7 +20,6 @@ from minigpt.judge.rules import largest_jump
 from minigpt.report.fields import PlaceOff
 from minigpt.report.page import report_page
 
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 DEMO = minigpt.Recipe("demo").place()
 
 

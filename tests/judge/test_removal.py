@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import judgements
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ PROMPTS = [list(range(5, 25))]
 
 
 def judge(folder: Path, norm: str = "rms", **how: object) -> minigpt.ParityReport:
-    return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=0, device="cpu", remove=True, **how)
+    return judgements.judge(folder, norm, prompts=PROMPTS, max_new_tokens=0, remove=True, **how)
 
 
 @torch.inference_mode()

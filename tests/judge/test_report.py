@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import reference, saved
+from judgements import judge
 from norm_classes import Louder
 from reports import made, sample_report
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from minigpt.judge.rules import QUANTITIES, decide, parse_budget
 from minigpt.report.fields import Divergence, noise_ratio
 from minigpt.report.parity_report import ParityReport
 
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 MADE = made(sample_report(2))
 
 
@@ -110,10 +110,6 @@ def test_what_is_not_a_number_is_never_kept() -> None:
 
 
 # PASS, FAIL, DIFFERENT
-
-
-def judge(folder: Path, **how: Any) -> ParityReport:
-    return minigpt.parity(folder, **{"device": "cpu", "prompts": PROMPTS, "max_new_tokens": 4} | how)
 
 
 class MyRMSNorm(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from checkpoints import reference, saved
 from hypothesis import given
 from hypothesis import strategies as st
+from judgements import PROMPTS, judge
 from torch import Tensor
 
 import minigpt
@@ -18,7 +19,6 @@ from minigpt.report.page import report_page
 pytestmark = pytest.mark.thorough
 
 SITES = [f"h.{i}.ln_{j}" for i in range(4) for j in (1, 2)] + ["ln_f"]
-PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1]]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,6 @@ def wrong_at(folder: Path, sites: Sequence[str], factor: float = 1.01) -> type[m
             return super().forward(x) * (factor if wrong else 1.0)
 
     return WrongAtSome
-
-
-def judge(folder: Path, norm: object, **how: object) -> minigpt.ParityReport:
-    return minigpt.parity(folder, norm=norm, prompts=PROMPTS, max_new_tokens=3, device="cpu", **how)
 
 
 @pytest.mark.parametrize("sites", [["h.2.ln_2"], ["h.0.ln_1", "h.2.ln_2", "ln_f"]])
@@ -103,7 +99,7 @@ def test_sensitivity_is_the_change_that_one_site_makes(folder: Path) -> None:
     assert ranked[1].rms_error > 100 * ranked[2].rms_error
     model = minigpt.from_pretrained(folder, device="cpu")
     with torch.inference_mode():
-        texts = [minigpt.generate(model, torch.tensor([ids]), max_new_tokens=3) for ids in PROMPTS]
+        texts = [minigpt.generate(model, torch.tensor([ids]), max_new_tokens=4) for ids in PROMPTS]
         before = [model(text).double().flatten() for text in texts]
         minigpt.swap_norms(model, norm, ranked[0].site)
         after = [model(text).double().flatten() for text in texts]

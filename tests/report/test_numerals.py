@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import talking
 
 import minigpt
 from minigpt.progress import Steps
@@ -19,8 +19,7 @@ def test_shares_grow_and_stay_below_the_whole() -> None:
 
 
 def test_the_share_of_a_judgement_grows_with_each_step(tmp_path: Path) -> None:
-    place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
+    place = talking(tmp_path)
     (tmp_path / "text").write_text("the dog saw the house. " * 9, encoding="utf-8")
     message: list[tuple[str, float]] = []
     minigpt.parity(

@@ -5,9 +5,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import reference, saved
+from judgements import judge
+from norm_classes import Louder
 from reports import Report, made, sample_report
 
 import minigpt
@@ -161,6 +165,13 @@ def test_every_figure_is_the_reports_own(name: str) -> None:
 def test_a_page_of_many_shows_every_figure_of_every_report(many: int) -> None:
     reports = [sample_report(2 + i, passing=i == 0, norm=f"norm {i}", seed=i) for i in range(many)]
     assert_all_shown(report_page(*reports), *reports)
+
+
+@pytest.mark.parametrize("norm", ["textbook", Louder])
+def test_every_figure_of_a_judgement_is_on_its_page(norm: Any, tmp_path: Path) -> None:
+    """The other reports here are made up."""
+    report = judge(saved(reference(std=0.3), tmp_path), norm, sensitivity=True, gradients=True, budget="kl=1e-3")
+    assert_all_shown(pages.report_page(report), report.to_dict())
 
 
 def test_a_page_of_many_names_its_models_and_counts_the_verdicts() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import talking
 
 import minigpt
 
@@ -27,9 +27,7 @@ class Wrong(minigpt.LayerNorm):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = saved(reference(std=0.3, n_layer=1, vocab_size=300, n_positions=128), tmp_path_factory.mktemp("talking"))
-    tiny_bpe(300).save(str(place / "tokenizer.json"))
-    return place
+    return talking(tmp_path_factory.mktemp("talking"), n_positions=128)
 
 
 def run(script: str, *words: object) -> tuple[int, str, str]:

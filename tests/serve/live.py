@@ -6,7 +6,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, NamedTuple
+
+SLOW = """
+import time
+from torch import nn
+class Slow(nn.LayerNorm):
+    def forward(self, x):
+        time.sleep({seconds})
+        return super().forward(x)
+"""
+
+
+def slow_norm(folder: Path, seconds: float) -> str:
+    """The name of a norm, written into ``folder``, that waits so long in each call; the demo has 9 norms."""
+    file = folder / "slow.py"
+    file.write_text(SLOW.format(seconds=seconds))
+    return f"{file}:Slow"
 
 
 class Live(NamedTuple):

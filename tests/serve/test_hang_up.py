@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import reference, saved
-from live import Live, live
+from live import Live, live, slow_norm
 from torch import Tensor, nn
 
 import minigpt
@@ -29,14 +29,6 @@ httpx = pytest.importorskip("httpx")
 
 AT_ONCE = 0.3  # seconds; a step of the slow model takes a tenth of one
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
-SLOW = """
-import time
-from torch import nn
-class Slow(nn.LayerNorm):
-    def forward(self, x):
-        time.sleep(0.01)
-        return super().forward(x)
-"""
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {  # what waits, and how many texts of it count as waiting
     "whole": ("/v1/completions", {"prompt": "The dog"}),
     "stream": ("/v1/completions", {"prompt": "The dog", "stream": True}),
@@ -51,9 +43,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {  # what waits, and how many te
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server whose texts take many seconds."""
-    code = tmp_path_factory.mktemp("norm") / "slow.py"
-    code.write_text(SLOW)
-    with live("--norm", f"{code}:Slow", "--grace", "1") as server:
+    norm = slow_norm(tmp_path_factory.mktemp("norm"), 0.01)
+    with live("--norm", norm, "--grace", "1") as server:
         yield server
 
 

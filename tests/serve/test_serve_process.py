@@ -15,26 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Live, live
+from live import Live, live, slow_norm
 
 httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.thorough
-
-SLOW = """
-import time
-from torch import nn
-class Slow(nn.LayerNorm):
-    def forward(self, x):
-        time.sleep(0.002)
-        return super().forward(x)
-"""  # 9 of them in the demo: a step takes 18 ms at least
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Live]:
     """A server whose texts take some seconds."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    with live("--norm", f"{tmp_path / 'slow.py'}:Slow", "--grace", "20") as server:
+    with live("--norm", slow_norm(tmp_path, 0.002), "--grace", "20") as server:  # a step takes 18 ms at least
         yield server
 
 
@@ -114,11 +104,10 @@ def test_sigterm_lets_texts_finish_and_takes_no_more(slow: Live) -> None:
     assert slow.process.wait(30) == 0
 
 
-@pytest.mark.parametrize("pause", ["0.003", "1.0"])
-def test_when_the_grace_is_over_every_client_is_told_and_the_log_is_clean(tmp_path: Path, pause: str) -> None:
+@pytest.mark.parametrize("pause", [0.003, 1.0])
+def test_when_the_grace_is_over_every_client_is_told_and_the_log_is_clean(tmp_path: Path, pause: float) -> None:
     """Streams, whole answers, comparisons, texts that wait for a place, and a body that does not arrive."""
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.002", pause))
-    norm, log = f"{tmp_path / 'slow.py'}:Slow", tmp_path / "log"
+    norm, log = slow_norm(tmp_path, pause), tmp_path / "log"
     with log.open("w") as stderr, live("--norm", norm, "--norm", "fused", "--grace", "1", stderr=stderr) as server:
 
         def ask(number: int) -> Any:

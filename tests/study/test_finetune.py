@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from norm_classes import SCALED
 from safetensors.torch import load_file
 
 import minigpt
@@ -32,13 +33,6 @@ FROZEN = ["--norm", "frozen", "--schedule", "h.*.ln_2@2+1, h.*.ln_1@6+1, ln_f@10
 FITTED = ["--norm", "dyt", "--fit", "text.txt", "--schedule", "h.*@4, ln_f@8", "--distill"]
 OPTIONS = ["--text", "text.txt", "--steps", "14", "--batch-size", "2", "--block-size", "32", "--save-steps", "1",
            "--device", "cpu"]  # fmt: skip
-NORM = """
-from minigpt import LayerNorm
-
-class Scaled(LayerNorm):
-    def standardize(self, x):
-        return super().standardize(x) * 1.01
-"""
 DEMO = Recipe(device="cpu")
 SHORT = Training("text.txt", 1, learning_rate=1e-9, batch_size=2, block_size=32)
 
@@ -47,7 +41,7 @@ SHORT = Training("text.txt", 1, learning_rate=1e-9, batch_size=2, block_size=32)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a text and a norm; it is the working directory."""
     (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "my_norm.py").write_text(NORM)
+    (tmp_path / "my_norm.py").write_text(SCALED)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

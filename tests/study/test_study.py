@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import reference, saved, tiny_bpe
+from checkpoints import talking
+from norm_classes import SCALED
 
 import minigpt
 from minigpt import NormError
@@ -22,17 +23,12 @@ from minigpt.study.run import run_study
 from minigpt.study.settings import takes_text
 from minigpt.study.study import Study, cells_with, command, fingerprint_of
 
-NORM = """
-from minigpt import LayerNorm
-
-class Scaled(LayerNorm):
-    def standardize(self, x):
-        return super().standardize(x) * 1.01
-
+BROKEN = """
 class Broken(LayerNorm):
     def standardize(self, x):
         raise OSError("the disk is full")
 """
+NORM = SCALED + BROKEN
 TUNED = '\n[finetune]\ntext = "train.txt"\nsteps = 10\nbatch_size = 2\nblock_size = 16\n'
 
 
@@ -173,7 +169,12 @@ def test_finetune_goes_on_with_the_same_run_only(place: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "without", "extra"),
     [
-        (("finetune", "--text", "train.txt", "--steps", "2", "--out", "new", "--lora", "2"), "peft", "minigpt[hf]"),
+        pytest.param(
+            ("finetune", "--text", "train.txt", "--steps", "2", "--out", "new", "--lora", "2"),
+            "peft",
+            "minigpt[hf]",
+            marks=pytest.mark.thorough,
+        ),
         (("study", "study.toml", "--out", "new"), "accelerate", "minigpt[hf]"),
     ],
 )
@@ -215,8 +216,7 @@ def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_train
 
 
 def test_a_site_that_one_of_two_models_lacks_is_refused_in_its_cell_alone(place: Path) -> None:
-    small = saved(reference(n_layer=1, vocab_size=300), place / "small")
-    tiny_bpe(300).save(str(small / "tokenizer.json"))
+    small = talking(place / "small")
     lists = 'norms = ["rms"]\nsites = ["h.1.ln_1", "ln_f"]\ndevice = "cpu"\n'
     (place / "study.toml").write_text(f'models = ["{small}", "demo"]\n{lists}')
     plan = read_study(place / "study.toml")
@@ -230,8 +230,7 @@ def test_a_site_that_one_of_two_models_lacks_is_refused_in_its_cell_alone(place:
 
 
 def test_a_schedule_that_one_of_two_models_lacks_is_refused_in_its_cell_alone(place: Path) -> None:
-    small = saved(reference(n_layer=1, vocab_size=300), place / "small")
-    tiny_bpe(300).save(str(small / "tokenizer.json"))
+    small = talking(place / "small")
     tuned = TUNED + 'schedule = "h.1.ln_1@2"\n'
     (place / "study.toml").write_text(f'models = ["{small}", "demo"]\nnorms = ["rms"]\n{tuned}')
     assert len(read_study(place / "study.toml").cells()) == 4

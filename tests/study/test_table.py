@@ -1,5 +1,7 @@
 """The table of a study: paired differences and their errors, digits that fit, and what was done."""
 
+import itertools
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from minigpt.study.page import _cells, figures, page
+from minigpt.study.page import figures, page
 from minigpt.study.table import TRAINED, Column, Figure, csv_table, format_figure, summarize
 
 DOCS = Path(__file__).parents[2] / "docs" / "study.md"
@@ -128,14 +130,27 @@ def test_a_pattern_of_sites_stays_whole_and_breaks_at_commas(tmp_path: Path) -> 
     assert f" h.*.{'x' * 40}</small>" in text, "a very long one may break"
 
 
-@pytest.mark.parametrize(("worst", "scale"), [(5.0, "symlog"), (0.003, "linear")])
-def test_one_bad_cell_does_not_hide_the_others(worst: float, scale: str) -> None:
-    pytest.importorskip("matplotlib", reason="draws the figures: pip install 'minigpt[plots]'")
-    from matplotlib.figure import Figure as Canvas
+def points_in(svg: str) -> list[float]:
+    """The horizontal places of round markers, in points."""
+    round_markers = re.findall(r'<path id="(\w+)" d="M [^"L]*C[^"L]*z?"', svg)
+    used = re.findall(r'<use xlink:href="#(\w+)" x="([\d.]+)"', svg)
+    return [float(x) for name, x in used if name in round_markers]
 
-    axes = Canvas().add_subplot()
-    _cells(axes, [(str(x), Figure(x, 0.0001), "k") for x in (0.0, -0.0002, 0.001, worst)], TRAINED["over_baseline"])
-    assert axes.get_xscale() == scale
+
+@pytest.mark.parametrize("worst", [5.0, 0.003])
+def test_one_bad_cell_does_not_hide_the_others(worst: float) -> None:
+    """The cells lie apart from each other and from the control, in the order of their differences from it."""
+    pytest.importorskip("matplotlib", reason="draws the figures: pip install 'minigpt[plots]'")
+    losses = {"textbook": -0.0002, "fused": 0.0, "std_eps": 0.001, "rms": worst}
+    rows = [
+        ROW | {"norm": norm, "control": norm == "fused", "text_rows": [[50, 100 + 50 * loss]] * 2}
+        for norm, loss in losses.items()
+    ]
+    by_cell = dict(zip(losses, points_in(figures(rows)["over-baseline"]), strict=True))
+    places = [*by_cell.values()]
+    print(by_cell)
+    assert places == sorted(places)
+    assert min(right - left for left, right in itertools.pairwise(places)) > 10
 
 
 def test_a_picture_names_its_axes_and_takes_its_colours_along() -> None:
