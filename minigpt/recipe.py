@@ -303,10 +303,16 @@ class Recipe:
                 return name
         return None
 
-    @property
-    def needs_gpt2(self) -> bool:
-        """Whether an option asks for the GPT-2 of minigpt."""
-        return self._option_of_gpt2() is not None
+    def why_whole(self) -> str | None:
+        """Return why the weights cannot stay in their files, in words; None if they can."""
+        from minigpt.checkpoint.contents import Files
+        from minigpt.checkpoint.offloading import why_whole
+
+        option = self._option_of_gpt2()
+        if option is not None:
+            return f"{option} is for the GPT-2 of minigpt"
+        files = Files.at(self.place())
+        return why_whole(files) if files.architecture is None else None
 
     @property
     def wanted_device(self) -> "str | torch.device | None":

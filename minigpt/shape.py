@@ -28,6 +28,11 @@ class Shape:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
+    @property
+    def weights(self) -> int:
+        """About how many numbers a model has: embeddings, and 12 matrices of the width a block."""
+        return self.n_embd * (self.vocab_size + 12 * self.n_layer * self.n_embd)
+
     @classmethod
     def of(cls, config: Any) -> "Shape":
         """Return the sizes that a config of minigpt or of transformers says."""

@@ -9,14 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from minigpt.checkpoint.contents import Files
 from minigpt.choices import bytes_of
-from minigpt.errors import CheckpointError
+from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
+from minigpt.errors import CheckpointError, listing
 from minigpt.offload import device_hooks
 
 MOST_SHARE = 0.5  # of the memory that is free, which a model may take
 GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
+
+PROJECTION = "h.0.attn.c_attn.weight"  # of a GPT-2: (C, 3C)
+NEEDED = (PROJECTION, "h.0.attn.c_attn.bias", "h.0.ln_1.weight", "h.0.ln_1.bias", "ln_f.weight", "ln_f.bias")
 
 Watch = Callable[[str], None]
 """Called with the path of each module as its weights are read."""
@@ -52,6 +58,51 @@ def may_take(memory: str | int | None, device: torch.device) -> int:
     if memory is None:
         return int(MOST_SHARE * free_memory(device))
     return bytes_of(memory)
+
+
+def why_whole(files: Files) -> str | None:
+    """Return why the weights of a GPT-2 cannot stay in its files, in words; None if they can.
+
+    transformers reads them block by block. So they must be in safetensors files, under the names that it knows.
+    """
+    if files.place.is_file():
+        return f"{files.place.name} is a file of weights, and transformers opens a folder"
+    if files.folder != files.place:
+        return "a save of it was cut short"
+    kind = None if files.config is None else files.config.get("model_type")
+    if kind == MINIGPT_TYPE:
+        return "its config.json names norms of minigpt, which transformers does not know"
+    if kind != GPT2_TYPE:
+        return "its config.json does not name its model_type"
+    shapes: dict[str, list[int]] = {}
+    for file in files.weights():
+        if file.suffix != ".safetensors":
+            return f"{file.name} is no safetensors file"
+        for name, shape in shapes_in(file).items():
+            shapes[name.removeprefix("transformer.")] = shape
+    lacking = [name for name in NEEDED if name not in shapes]
+    if lacking:
+        return f"it has no {listing(lacking)}, by the names of transformers"
+    shape = shapes[PROJECTION]
+    if len(shape) != 2 or shape[1] != 3 * shape[0]:
+        return f"{PROJECTION} has shape {tuple(shape)}, which is not transformers'"
+    return None
+
+
+def shapes_in(file: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a safetensors file, by name.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
+    shapes: dict[str, list[int]] = {}
+    try:
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no dict)
+                shapes[name] = weights.get_slice(name).get_shape()
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read as a safetensors file: {error}") from error
+    return shapes
 
 
 def device_map_of(model: nn.Module, device: torch.device) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minigpt.checkpoint.offloading import free_memory
 from minigpt.engines.engine import Engine
 from minigpt.errors import RAISED, ConfigError, listing
 from minigpt.host import host_of, is_compiled, probe_norm
@@ -23,6 +24,7 @@ from minigpt.judge.program import EngineRunner, FileRunner
 from minigpt.judge.reading import Runner
 from minigpt.judge.reference import tensors_of
 from minigpt.judge.runners import FunctionRunner, ModuleRunner
+from minigpt.judge.source import require_room
 from minigpt.judge.truth import Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -114,9 +116,7 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         CheckpointError: if an engine does not fit the original.
     """
     if isinstance(candidate, Recipe):
-        opened = candidate.load(any_architecture=True, offload=truth.offload and not candidate.needs_gpt2)
-        fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
-        return candidate_of_model(truth, opened.model, candidate, opened.swapped, fits or None)
+        return candidate_of_recipe(truth, candidate)
     if isinstance(candidate, GPT2):
         return candidate_of_model(truth, candidate)
     if isinstance(candidate, nn.Module):
@@ -132,6 +132,24 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         f"must be a source, a Recipe, a model, or a function of ids to logits, got a {type(candidate).__name__}",
         argument="candidate",
     )
+
+
+def candidate_of_recipe(truth: Truth, recipe: Recipe) -> Candidate:
+    """Return a recipe's model as a candidate. Its weights stay in their files if the original's did, and they can.
+
+    Raises:
+        CheckpointError: if they cannot, and take more than is free.
+    """
+    why_whole = recipe.why_whole() if truth.offload else None
+    if why_whole is not None:
+        size = truth.config.weights * truth.dtype.itemsize
+        require_room(str(recipe.source), size, free_memory(truth.device), why_whole)
+    opened = recipe.load(any_architecture=True, offload=truth.offload and why_whole is None)
+    fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
+    candidate = candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None)
+    if why_whole is not None:
+        candidate.claim.notes.append(f"{recipe.source} is in memory as a whole, since {why_whole}.")
+    return candidate
 
 
 def candidate_of_file(truth: Truth, file: Path) -> Candidate:

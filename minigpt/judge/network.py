@@ -21,7 +21,6 @@ from minigpt.judge.source import architecture_of, norm_in_ours
 from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
-from minigpt.shape import Shape
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
@@ -33,12 +32,7 @@ Say = Callable[[str], None]
 def is_quick(truth: Truth) -> bool:
     """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
     is_gpt2 = truth.bitwise_error.count > 0
-    return is_gpt2 and estimated_weights(truth.config) <= QUICK
-
-
-def estimated_weights(shape: Shape) -> int:
-    """Return about how many numbers a model has: embeddings, and 12 matrices of the width a block."""
-    return shape.n_embd * (shape.vocab_size + 12 * shape.n_layer * shape.n_embd)
+    return is_gpt2 and truth.config.weights <= QUICK
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from minigpt.checkpoint.offloading import may_take
+from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
@@ -270,7 +270,7 @@ def read_with(
     require_values(where)
     if opened is None:
         opened = open_source(place, dtype)
-    opened.may_take(may_take(memory, where))
+    opened.may_take(may_take(memory, where), free_memory(where))
     if opened.offload and gradients:
         size = human_size(opened.size)
         raise ConfigError(f"needs the whole model in memory, {size} in float64; allow that", argument="gradients")

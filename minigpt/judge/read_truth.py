@@ -179,14 +179,17 @@ class TruthReader:
         )
 
     def _notes(self) -> list[str]:
-        """Return a sentence if the weights stayed in their files."""
+        """Return a sentence if the weights take more than they may: whether they stayed in their files."""
         source = self.source
-        if not source.offload:
+        if not source.is_too_large:
             return []
         size, most = human_size(source.size), human_size(source.memory or 0)
+        note = f"The model takes {size} in float64, and may take {most} here."
+        if source.why_whole is not None:
+            return [f"{note} It is in memory all the same, since {source.why_whole}."]
         return [
-            f"The model takes {size} in float64, and may take {most} here. So its weights are read block by block, and "
-            f"at most {self.most} new tokens are compared after each prompt."
+            f"{note} So its weights are read block by block, and at most {self.most} new tokens are compared after "
+            "each prompt."
         ]
 
     def _reference(self, attention: str, compute: torch.dtype) -> Reference:

@@ -10,8 +10,10 @@ from torch import Tensor
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.contents import State, files_state, read_stable
 from minigpt.checkpoint.norms import PLAIN_FORM, PLAIN_NORM
+from minigpt.checkpoint.offloading import why_whole
 from minigpt.checkpoint.read import only_dtype, read_checkpoint
 from minigpt.checkpoint.transformers_model import load_with_transformers
+from minigpt.choices import human_size
 from minigpt.config import site_names
 from minigpt.host import Shape, host_of
 from minigpt.norms import is_exact
@@ -33,6 +35,7 @@ class Source:
         norm: the norm that transformers computes: "frozen" for the plain form of frozen norms, else "fused".
         tensors: of a GPT-2, by their names in the files; None once they are taken.
         memory: the bytes that a model may take; None if nobody has looked yet.
+        why_whole: why its weights cannot stay in their files, in words; None if they can.
     """
 
     place: Path
@@ -45,15 +48,20 @@ class Source:
     norm: str
     tensors: dict[str, Tensor] | None = None
     memory: int | None = None
+    why_whole: str | None = None
 
-    def may_take(self, memory: int) -> None:
-        """Set the bytes that a model may take. A GPT-2 that is in no safetensors file is read whole, whatever it takes.
+    def may_take(self, memory: int, free: int) -> None:
+        """Set the bytes that a model may take. Its tensors are not kept if the weights stay in their files.
 
-        Its tensors are not kept if the weights stay in their files.
+        Args:
+            free: the bytes that are free.
+
+        Raises:
+            CheckpointError: if it takes more than is free, and its weights cannot stay in their files.
         """
-        if self.is_gpt2 and (self.place.is_file() or not any(self.place.glob("*.safetensors"))):
-            return
         self.memory = memory
+        if self.is_too_large:
+            require_room(str(self.place), self.size, free, self.why_whole)
         if self.offload:
             self.tensors = None
 
@@ -63,14 +71,32 @@ class Source:
         return self.weights * torch.float64.itemsize
 
     @property
-    def offload(self) -> bool:
-        """Whether the weights stay in their files, since they take more in float64 than they may."""
+    def is_too_large(self) -> bool:
+        """Whether the weights take more in float64 than they may."""
         return self.memory is not None and self.size > self.memory
+
+    @property
+    def offload(self) -> bool:
+        """Whether the weights stay in their files, since they are too large, and can stay there."""
+        return self.is_too_large and self.why_whole is None
 
     def take_tensors(self) -> dict[str, Tensor] | None:
         """Return the tensors that were read when the checkpoint was opened, and keep them no longer."""
         tensors, self.tensors = self.tensors, None
         return tensors
+
+
+def require_room(name: str, size: int, free: int, why_whole: str | None) -> None:
+    """Check that a model that cannot be read block by block fits into the memory.
+
+    Raises:
+        CheckpointError: if it does not.
+    """
+    if why_whole is not None and size > free:
+        raise CheckpointError(
+            f"{name} takes {human_size(size)}, {human_size(free)} are free, and it cannot be read block by block: "
+            f"{why_whole}"
+        )
 
 
 @dataclass(frozen=True)
@@ -134,6 +160,7 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
         weights=weights,
         norm=PLAIN_NORM if checkpoint.norms == PLAIN_FORM else "fused",
         tensors=files.tensors()[0],
+        why_whole=why_whole(files),
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, random_model
+from safetensors.torch import save_file
 from torch import nn
 
 import minigpt
@@ -110,6 +111,55 @@ def test_a_gpt2_is_read_by_transformers_alone(tmp_path: Path) -> None:
     assert report.passed
     assert report.bitwise is None
     assert [row.site for row in report.norm_sites if row.swapped] == ["h.0.ln_1", "h.1.ln_1", "ln_f"]
+
+
+def gpt2_folders(folder: Path) -> dict[str, Path]:
+    """Save one GPT-2 in the kinds of folders that transformers cannot read block by block, and in one that it can."""
+    names = ("plain", "swapped", "bin", "renamed")
+    folders = {name: folder / name for name in names}
+    model = random_model("gpt2")
+    for name in ("plain", "bin", "renamed"):
+        model.save_pretrained(folders[name])
+    for name in ("bin", "renamed"):
+        (folders[name] / "model.safetensors").unlink()
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    torch.save(tensors, folders["bin"] / "pytorch_model.bin")
+    renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}  # as DataParallel names them
+    save_file(renamed, folders["renamed"] / "model.safetensors")
+    ours = minigpt.from_pretrained(folders["plain"], device="cpu")
+    minigpt.swap_norms(ours, "textbook", "h.0.ln_1")
+    minigpt.save_pretrained(ours, folders["swapped"])
+    return folders
+
+
+WHY_WHOLE = {
+    "swapped": "its config.json names norms of minigpt",
+    "bin": "pytorch_model.bin is no safetensors file",
+    "renamed": "it has no h.0.attn.c_attn.bias, h.0.attn.c_attn.weight",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
+def test_a_gpt2_that_cannot_be_read_block_by_block_is_judged_in_memory(tmp_path: Path) -> None:
+    folders = gpt2_folders(tmp_path)
+    for name, why in WHY_WHOLE.items():
+        if name != "renamed":  # transformers cannot be the truth of those names
+            reports = [minigpt.parity(folders[name], memory=memory, **ASKED) for memory in ("1TB", 0)]
+            assert_same_report(reports[1], reports[0])
+            assert any(f"It is in memory all the same, since {why}" in note for note in reports[1].notes)
+        report = minigpt.parity(folders[name], against=folders["plain"], memory=0, **ASKED)
+        assert report.passed
+        assert any(f"is in memory as a whole, since {why}" in note for note in report.notes)
+        assert any("weights are read block by block" in note for note in report.notes)
+
+
+def test_what_fits_nowhere_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.judge.original.free_memory", lambda device: 1000)
+    folder = gpt2_folders(tmp_path)["bin"]
+    expected = r"takes .* KB, 1 KB are free, and it cannot be read block by block: pytorch_model\.bin is no"
+    with pytest.raises(minigpt.CheckpointError, match=expected):
+        minigpt.Original(folder, memory=0, **ASKED)
 
 
 @pytest.mark.thorough
