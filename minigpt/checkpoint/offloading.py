@@ -7,6 +7,7 @@ What transformers keeps in another dtype stays in it, as tables of angles.
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -132,14 +133,20 @@ class WatchedWeights(Mapping[str, Tensor]):
     Args:
         weights: accelerate's, which read from files.
         files: those that must not change meanwhile.
+        tied: names of weights that are others, by these. transformers below 5.24 leaves them out of ``weights``.
 
     Attributes:
         watch: called with the path of a module as a weight of it is read.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], files: list[Path]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], files: list[Path], tied: Mapping[str, str] | None = None) -> None:
         self.weights, self.states = weights, {file: _state_of(file) for file in files}
         self.watch: Watch | None = None
+        self.sources: dict[str, str] = {}
+        names = {*weights}
+        for name, source in (tied or {}).items():
+            if name not in names:
+                self.sources[name] = source
 
     def __getitem__(self, name: str) -> Tensor:
         for file, state in self.states.items():
@@ -148,7 +155,7 @@ class WatchedWeights(Mapping[str, Tensor]):
         if self.watch is not None:
             self.watch(name.rpartition(".")[0])
         with torch._C.DisableTorchFunction():  # a weight is rounded to its dtype whatever the block computes in
-            return self.weights[name]
+            return self.weights[self.sources.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -175,7 +182,8 @@ def watched_weights(model: nn.Module, place: Path) -> WatchedWeights | None:
             if not hook.offload or weights is None:
                 continue
             if watched is None:
-                watched = WatchedWeights(weights.dataset, sorted(place.glob("*.safetensors")))
+                tied: Any = getattr(model, "all_tied_weights_keys", None)
+                watched = WatchedWeights(weights.dataset, sorted(place.glob("*.safetensors")), tied)
             weights.dataset = watched
     return watched
 

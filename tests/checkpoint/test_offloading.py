@@ -14,7 +14,7 @@ from helpers import assert_same_bits
 from torch import Tensor
 
 import minigpt
-from minigpt.checkpoint.offloading import compute_in, free_memory, may_take, watched_weights
+from minigpt.checkpoint.offloading import WatchedWeights, compute_in, free_memory, may_take, watched_weights
 from minigpt.checkpoint.transformers_model import is_on_disk, load_with_transformers
 from minigpt.choices import bytes_of
 from minigpt.host import Float64, host_of
@@ -114,6 +114,15 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     os.utime(file, (1, 1))
     with pytest.raises(minigpt.CheckpointError, match=r"model\.safetensors was written to while it was read"):
         logits(model)
+
+
+def test_a_tied_weight_that_is_listed_once_is_read_under_both_names() -> None:
+    """As transformers below 5.24 lists it."""
+    embedding, other = torch.ones(3), torch.zeros(3)
+    weights = WatchedWeights({"embedding": embedding}, [], {"head": "embedding"})
+    assert weights["head"] is weights["embedding"] is embedding
+    whole = WatchedWeights({"embedding": embedding, "head": other}, [], {"head": "embedding"})
+    assert whole["head"] is other
 
 
 def test_somebody_may_watch_which_module_is_read(tmp_path: Path) -> None:
