@@ -18,6 +18,7 @@ from typing import Any
 from minigpt.errors import MiniGPTError
 
 PARTIAL = ".partial"  # ends the name of a temporary file
+FOLDER, LOCK = "minigpt-", "process.lock"  # begins the name of a temporary folder; the file in it that is locked
 POLL_SECONDS = 0.01  # between two looks at a lock that another process holds
 _temporaries: set[Path] = set()  # of this process, as long as they may be there
 
@@ -205,6 +206,9 @@ def remove_left(folder: Path, name: str) -> None:
 class TemporaryFolder:
     """A folder for temporary files, which goes with this object, and when the process ends or is interrupted.
 
+    A process that is killed leaves it. The next such folder that its user makes removes it: the file ``LOCK`` in it is
+    locked as long as its process lives.
+
     Args:
         name: begins the folder's name.
 
@@ -213,16 +217,35 @@ class TemporaryFolder:
     """
 
     def __init__(self, name: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"minigpt-{name}-"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{name}-"))
         _temporaries.add(self.path)
-        weakref.finalize(self, _forget, self.path)
+        self._locks = contextlib.ExitStack()
+        weakref.finalize(self, _forget, self.path, self._locks)
+        new = self.path / f"{LOCK}{PARTIAL}"
+        new.touch()
+        with contextlib.suppress(OSError):  # a file system without locks, where a killed process leaves its folder
+            self._locks.enter_context(locked(new))
+            new.rename(self.path / LOCK)  # it is locked whenever it has this name
+        remove_left_folders(self.path.parent, self.path.stat().st_uid)
 
 
-def _forget(path: Path) -> None:
+def _forget(path: Path, locks: contextlib.ExitStack) -> None:
     """Remove a temporary folder, as far as it is there."""
     with contextlib.suppress(OSError):
         remove(path)
+    locks.close()
     _temporaries.discard(path)
+
+
+def remove_left_folders(folder: Path, user: int) -> None:
+    """Remove the temporary folders that killed processes of a user have left, whose lock nobody holds."""
+    for path in folder.glob(f"{FOLDER}*"):
+        lock = path / LOCK
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or lock.is_symlink() or lock.stat().st_uid != user:
+                continue
+            with locked(lock):
+                remove(path)
 
 
 def remove_temporaries() -> None:

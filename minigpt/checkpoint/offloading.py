@@ -149,13 +149,19 @@ class WatchedWeights(Mapping[str, Tensor]):
                 self.sources[name] = source
 
     def __getitem__(self, name: str) -> Tensor:
+        self._require_unchanged()
+        if self.watch is not None:
+            self.watch(name.rpartition(".")[0])
+        try:
+            with torch._C.DisableTorchFunction():  # a weight is rounded to its dtype whatever the block computes in
+                return self.weights[self.sources.get(name, name)]
+        finally:  # also in place of an error
+            self._require_unchanged()
+
+    def _require_unchanged(self) -> None:
         for file, state in self.states.items():
             if _state_of(file) != state:
                 raise CheckpointError(f"{file} was written to while it was read; start again when nothing writes to it")
-        if self.watch is not None:
-            self.watch(name.rpartition(".")[0])
-        with torch._C.DisableTorchFunction():  # a weight is rounded to its dtype whatever the block computes in
-            return self.weights[self.sources.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)

@@ -1,5 +1,7 @@
 """End a command within a second of Ctrl-C, wherever it is: with status 130, and without a traceback.
 
+SIGTERM ends it too, at once and with status 143. No temporary file stays.
+
 Python raises KeyboardInterrupt between two of its own instructions. That has three gaps. An import may swallow it or
 raise another error in its place. A destructor prints it and goes on. A call into a library that takes long delays it.
 So a signal in an import ends the process at once, and after any other a thread ends it if it is not over soon.
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-STATUS = 128 + signal.SIGINT
+STATUS, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 PATIENCE = 0.4  # seconds for the command to end by itself: it closes its files and says what it has kept
 IMPORTING = "<frozen importlib"  # begins the names of files of the frames of an import
 SHOW_CURSOR = b"\x1b[?25h"  # a bar hides it
@@ -30,13 +32,13 @@ _exit = os._exit  # as it is before anybody replaces it
 
 
 class Interrupts:
-    """Handles SIGINT from ``start`` to ``stop``. Only a command line's main thread may use it.
+    """Handles SIGINT and SIGTERM from ``start`` to ``stop``. Only a command line's main thread may use it.
 
     Args:
         words: of the command line.
 
     Attributes:
-        came: there was a signal.
+        came: there was a SIGINT.
     """
 
     def __init__(self, words: list[str]) -> None:
@@ -45,12 +47,15 @@ class Interrupts:
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Install the handler, unless somebody else handles or ignores the signal, as ``nohup`` does."""
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return
+        """Install the handlers, each unless somebody else handles or ignores its signal, as ``nohup`` does."""
         try:
-            signal.signal(signal.SIGINT, self._handle)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._handle)
+            if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._leave_to_thread)
         except ValueError:  # another thread than the main one, where Python allows no handlers
+            return
+        if not (self.is_handling or self.is_handling_term):
             return
         self._pipe = reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -58,20 +63,23 @@ class Interrupts:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def stop(self) -> None:
-        """Give the signal back. From here on the interpreter ends, which a signal does not disturb."""
+        """Give the signals back. From here on the interpreter ends, which a SIGINT does not disturb."""
         if self._pipe is None or self.came:
             return
-        if signal.getsignal(signal.SIGINT) == self._handle:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.is_handling or self.is_handling_term:
             signal.set_wakeup_fd(-1)
+        if self.is_handling_term:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.is_handling:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         os.close(self._pipe[1])  # which ends the thread
 
-    def end(self) -> "NoReturn":
+    def end(self, status: int = STATUS) -> "NoReturn":
         """End the process: no temporary file and no child stays."""
         if self._is_over:
             time.sleep(PATIENCE)  # the other thread ends it
-            _exit(STATUS)
+            _exit(status)
         self._is_over = True
         try:
             if os.isatty(2):
@@ -82,7 +90,7 @@ class Interrupts:
             for child in _call("multiprocessing", "active_children") or ():
                 child.kill()
         finally:  # also where standard error is closed
-            _exit(STATUS)
+            _exit(status)
 
     def end_after_cleaning(self) -> "NoReturn":
         """Let the functions of ``atexit`` run, then end the process: the interpreter's own end may take long."""
@@ -106,9 +114,14 @@ class Interrupts:
             frame = frame.f_back
         raise KeyboardInterrupt
 
+    def _leave_to_thread(self, _number: int, _frame: "FrameType | None") -> None:
+        """Do nothing: the thread ends the process, since a call into a library may delay this handler."""
+
     def _wait(self, reading: int) -> None:
-        """Wait for a signal, then end the process if it does not end by itself."""
+        """Wait for a signal, then end the process: after a SIGINT if it does not end by itself."""
         while number := os.read(reading, 1):
+            if number[0] == signal.SIGTERM and self.is_handling_term:
+                self.end(TERMINATED)
             if number[0] == signal.SIGINT and self.is_handling:  # a server has its own handler
                 time.sleep(PATIENCE)
                 self.end()
@@ -117,6 +130,10 @@ class Interrupts:
     @property
     def is_handling(self) -> bool:
         return signal.getsignal(signal.SIGINT) == self._handle
+
+    @property
+    def is_handling_term(self) -> bool:
+        return signal.getsignal(signal.SIGTERM) == self._leave_to_thread
 
 
 def continues(words: list[str]) -> bool:

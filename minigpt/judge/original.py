@@ -1,13 +1,16 @@
 """The original, read once, and candidates held against it: ``minigpt.Original`` and ``minigpt.parity``."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from minigpt.checkpoint.contents import unchanged
 from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
@@ -160,7 +163,16 @@ class Original:
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
         searches = Searches(sensitivity, remove, bisect, remove_file)
-        return self._judge(lambda: candidate_of(self.truth, candidate), searches, limits, gradients, diagnose, progress)
+        with self._files_unchanged(candidate):
+            return self._judge(
+                lambda: candidate_of(self.truth, candidate), searches, limits, gradients, diagnose, progress
+            )
+
+    def _files_unchanged(self, candidate: Any) -> AbstractContextManager[None]:
+        """Return a check that nobody saves to a candidate's files in the block, if it is read block by block."""
+        if isinstance(candidate, Recipe) and self.truth.offload:
+            return unchanged(candidate.place())
+        return contextlib.nullcontext()
 
     def judge_outputs(
         self,

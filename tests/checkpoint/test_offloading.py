@@ -14,7 +14,13 @@ from helpers import assert_same_bits
 from torch import Tensor
 
 import minigpt
-from minigpt.checkpoint.offloading import WatchedWeights, compute_in, free_memory, may_take, watched_weights
+from minigpt.checkpoint.offloading import (
+    WatchedWeights,
+    compute_in,
+    free_memory,
+    may_take,
+    watched_weights,
+)
 from minigpt.checkpoint.transformers_model import is_on_disk, load_with_transformers
 from minigpt.choices import bytes_of
 from minigpt.host import Float64, host_of
@@ -114,6 +120,20 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     os.utime(file, (1, 1))
     with pytest.raises(minigpt.CheckpointError, match=r"model\.safetensors was written to while it was read"):
         logits(model)
+
+
+def test_a_file_that_changes_as_it_is_read_is_an_error(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+
+    class ChangesTheFile(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            os.utime(file, (1, 1))
+            raise KeyError(name)  # as a file that is cut off
+
+    weights = WatchedWeights(ChangesTheFile(), [file])
+    with pytest.raises(minigpt.CheckpointError, match=r"model\.safetensors was written to while it was read"):
+        weights["a.weight"]
 
 
 def test_a_tied_weight_that_is_listed_once_is_read_under_both_names() -> None:

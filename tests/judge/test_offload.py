@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import minigpt
+from minigpt.files import TemporaryFolder
 from minigpt.judge.kept import KeptReadings
 from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.together import groups_of, of_text, reads_apart, right_padded
@@ -260,8 +261,8 @@ def test_the_part_of_a_text_has_no_padding() -> None:
     assert torch.equal(of_text(y.flatten(0, 1), 0, ids, 3), y[0])
 
 
-@pytest.mark.thorough
-def test_an_interrupt_ends_it_within_a_second_and_leaves_nothing(tmp_path: Path) -> None:
+def streaming(tmp_path: Path) -> "subprocess.Popen[str]":
+    """Return a command that reads a model block by block, and has begun to keep true logits in ``temp``."""
     (tmp_path / "temp").mkdir()
     random_model("mixtral", num_hidden_layers=16).save_pretrained(tmp_path / "model")
     words = ["parity", "--model", str(tmp_path / "model"), "--norm", "rms", "--memory", "0"]
@@ -271,10 +272,30 @@ def test_an_interrupt_ends_it_within_a_second_and_leaves_nothing(tmp_path: Path)
     while not [*(tmp_path / "temp").glob("minigpt-truth-*/0.safetensors")]:
         assert process.poll() is None
         time.sleep(0.05)
+    return process
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_within_a_second_and_leaves_nothing(number: int, status: int, tmp_path: Path) -> None:
+    process = streaming(tmp_path)
     begun = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     print(f"ended after {time.monotonic() - begun:.2f} s")
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Traceback" not in said
     assert not [*(tmp_path / "temp").iterdir()]
+
+
+@pytest.mark.thorough
+def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = streaming(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    folders = {*(tmp_path / "temp").iterdir()}
+    own = TemporaryFolder("truth")
+    assert folders < {*(tmp_path / "temp").iterdir()}  # its process lives
+    killed.kill()
+    killed.communicate(timeout=60)
+    another = TemporaryFolder("weights")
+    assert {*(tmp_path / "temp").iterdir()} == {own.path, another.path}
