@@ -69,6 +69,8 @@ def load_with_transformers(
         weights = sum(parameter.numel() for parameter in model.parameters())
         if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
+        if getattr(config, "quantization_config", None) is not None:
+            raise quantized(place, quantization_method(config))  # its weights are unpacked in memory, if at all
         gc.collect()  # a model that accelerate has hooked, and its folder, wait for it
         return_memory()
         folder = TemporaryFolder("weights")  # for those that no file has as the model needs them, as of experts
@@ -128,12 +130,20 @@ def require_floating(model: Any, place: Path) -> None:
     Raises:
         CheckpointError: if its weights are quantized, and transformers has not dequantized them.
     """
-    method = getattr(getattr(model.config, "quantization_config", None), "quant_method", None)
+    method = quantization_method(model.config)
     if getattr(model, "is_quantized", False):
         raise quantized(place, method)
     for parameter in model.parameters():
         if parameter.dtype.itemsize == 1 and parameter.dtype != torch.bool:  # float8, or packed integers
             raise quantized(place, method or dtype_name(parameter.dtype))
+
+
+def quantization_method(config: Any) -> object:
+    """Return the ``quant_method`` of a config; None if it has none."""
+    settings = getattr(config, "quantization_config", None)
+    if isinstance(settings, dict):
+        return settings.get("quant_method")
+    return getattr(settings, "quant_method", None)
 
 
 def _dtype_of_weights(place: Path) -> torch.dtype:

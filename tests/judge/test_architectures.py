@@ -429,13 +429,15 @@ QUANTIZED = {
 
 @pytest.mark.parametrize("method", QUANTIZED)
 def test_quantized_weights_are_refused_in_a_sentence(method: str, folder: Any, tmp_path: Path) -> None:
-    """Whether or not the package is installed that would read them."""
+    """Whether or not the package is installed that would read them, and wherever the weights would be."""
     saved(reference(), tmp_path / "gpt2")
     shutil.copytree(folder("qwen3"), tmp_path / "qwen3")
     for name in ("gpt2", "qwen3"):
         edit_config(tmp_path / name, quantization_config=QUANTIZED[method])
         with pytest.raises(minigpt.CheckpointError, match=r"quantized weights|transformers cannot open"):
             minigpt.parity(tmp_path / name, prompts=PROMPTS, device="cpu")
+    with pytest.raises(minigpt.CheckpointError, match=rf"holds quantized weights \({method}\)"):
+        minigpt.parity(tmp_path / "qwen3", prompts=PROMPTS, device="cpu", memory=0)
 
 
 def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
