@@ -270,6 +270,7 @@ class Recipe:
         from minigpt.host import host_of
         from minigpt.precision import resolve_dtype
         from minigpt.swap import swap_norms
+        from minigpt.swap.sites import matching
 
         self.check_architecture(architecture)
         model: Any = load_with_transformers(
@@ -279,10 +280,13 @@ class Recipe:
             device=resolve_device(self.device),
             memory=memory,
         )
+        host = host_of(model)
         swapped: set[str] = set()
         for pattern, norm in self.pairs():
-            swapped.update(swap_norms(model, norm, pattern, self.keep))
-        host = host_of(model)
+            sites = [pattern]
+            if host.prefix:  # a GPT-2, whose sites are those of ours
+                sites = [host.prefix + site for site in matching(pattern, host.sites)]
+            swapped.update(swap_norms(model, norm, sites, self.keep))
         return model, [site for site in host.sites if host.prefix + site in swapped]
 
     def check_architecture(self, architecture: str | None) -> None:

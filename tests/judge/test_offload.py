@@ -165,6 +165,18 @@ def test_what_fits_nowhere_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sites", ["transformer.h.0.ln_1", "h.0.ln_1", "*.ln_f", "*.ln_*", "late"])
+def test_a_gpt2_has_the_same_sites_wherever_its_weights_are(sites: str, tmp_path: Path) -> None:
+    random_model("gpt2").save_pretrained(tmp_path)
+    reports = [minigpt.parity(tmp_path, norm="rms", sites=sites, memory=memory, **ASKED) for memory in ("1TB", 0)]
+    swapped = [[row.site for row in report.norm_sites if row.swapped] for report in reports]
+    assert swapped[0] == swapped[1]
+    assert reports[0].sites == reports[1].sites
+    assert swapped[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore")
 def test_a_model_that_somebody_holds_is_read_where_its_weights_are(tmp_path: Path) -> None:
     random_model("llama", tie_word_embeddings=False).save_pretrained(tmp_path / "model")
     places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
