@@ -18,6 +18,7 @@ class Shape:
         window: how many tokens of a longer text are read at once: all of these, of another architecture than GPT-2 at
             most 2,048.
         eos_token_ids: the tokens that end a text.
+        bos_token_id: the token that begins one; None if the vocabulary has none.
     """
 
     vocab_size: int
@@ -38,6 +39,9 @@ class Shape:
         """Return the sizes that a config of minigpt or of transformers says."""
         text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
         vocab_size = _size_in(text, "vocab_size", default=0)
+        bos = getattr(text, "bos_token_id", None)
+        if bos is not None and bos >= vocab_size:  # a config may have kept the id of a larger vocabulary
+            bos = None
         n_positions = _size_in(text, "n_positions", "max_position_embeddings", default=MOST_CONTEXT)
         window = n_positions
         if getattr(text, "model_type", "gpt2") not in GPT2_TYPES:
@@ -49,7 +53,7 @@ class Shape:
             n_embd=_size_in(text, "n_embd", "hidden_size", default=0),
             n_layer=_size_in(text, "n_layer", "num_hidden_layers", default=0),
             eos_token_ids=_ends_of_text(text, vocab_size),
-            bos_token_id=getattr(text, "bos_token_id", None),
+            bos_token_id=bos,
         )
 
 

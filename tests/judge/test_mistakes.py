@@ -18,6 +18,7 @@ from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
 from minigpt.report.parity_report import ParityReport
 from minigpt.report.sentences import diagnosis_lines, precision_line
+from minigpt.shape import Shape
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
 QUICK = ("exact GELU", "no causal mask", "log-probabilities")
@@ -220,6 +221,28 @@ def test_no_mistake_of_a_right_program_is_named() -> None:
     for name, make in planted.right_programs(original.truth.place):
         report = original.judge(make(), diagnose=True)
         assert not report.diagnosis, (name, report.diagnosis)
+
+
+def test_a_token_outside_of_the_vocabulary_begins_no_text() -> None:
+    for size, expected in ((96, None), (50257, 50256)):
+        assert Shape.of(minigpt.GPT2Config(vocab_size=size)).bos_token_id == expected
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("context", [96, 24, 4, 2, 1])
+@pytest.mark.parametrize("norm", ["rms", "hardtanh"])
+def test_a_short_context_and_a_small_vocabulary_are_diagnosed(context: int, norm: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = minigpt.GPT2Config(vocab_size=97, n_positions=context, n_embd=16, n_layer=1, n_head=2)
+    model = minigpt.GPT2(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    minigpt.save_pretrained(model, tmp_path)
+    for prompts in (None, [[*range(1, context + 1)]], [[1]]):
+        report = minigpt.parity(tmp_path, norm=norm, prompts=prompts, diagnose=True, device="cpu")
+        assert not report.passed
+        assert report.diagnosis is not None
 
 
 @pytest.mark.thorough
