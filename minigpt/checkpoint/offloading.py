@@ -106,22 +106,36 @@ def shapes_in(file: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def device_map_of(model: nn.Module, device: torch.device) -> dict[str, str]:
-    """Return a ``device_map`` of a model: on disk what has a matrix, and on a device the rest, as norms.
+def device_map_of(model: nn.Module, device: torch.device, room: int = 0) -> dict[str, str]:
+    """Return a ``device_map`` of a model: a device has what has no matrix, as norms; the disk has the rest.
 
     Args:
         model: may be on the device "meta".
+        room: the bytes that the CPU may hold. The first matrices for which there is room are there.
     """
     places: dict[str, str] = {}
+    of_matrices: dict[nn.Parameter, str] = {}  # a tied head has the embedding's
 
     def place(path: str, module: nn.Module) -> None:
+        nonlocal room
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if not own:
             for name, child in module.named_children():
                 place(f"{path}.{name}".lstrip("."), child)
             return
-        has_matrix = any(parameter.ndim > 1 for parameter in module.parameters())
-        places[path] = "disk" if has_matrix else str(device)
+        places[path] = str(device)
+        matrices = [parameter for parameter in module.parameters() if parameter.ndim > 1]
+        if not matrices:
+            return
+        size = sum(tensor.nbytes for tensor in module.parameters())
+        if matrices[0] in of_matrices:
+            places[path] = of_matrices[matrices[0]]
+        elif size <= room:
+            room -= size
+            places[path] = "cpu"
+        else:
+            places[path] = "disk"
+        of_matrices.update(dict.fromkeys(matrices, places[path]))
 
     place("", model)
     return places

@@ -74,7 +74,9 @@ def load_with_transformers(
         gc.collect()  # a model that accelerate has hooked, and its folder, wait for it
         return_memory()
         folder = TemporaryFolder("weights")  # for those that no file has as the model needs them, as of experts
-        options |= dict(device_map=device_map_of(model, place_of_weights), offload_folder=folder.path)
+        room = 0 if place_of_weights.type == "cpu" else may_take(memory, torch.device("cpu"))
+        device_map = device_map_of(model, place_of_weights, room)
+        options |= dict(device_map=device_map, offload_folder=folder.path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)
         loaded[0].offload_folder = folder  # which is removed with the model
         watched_weights(loaded[0], place)

@@ -17,6 +17,7 @@ import minigpt
 from minigpt.checkpoint.offloading import (
     WatchedWeights,
     compute_in,
+    device_map_of,
     free_memory,
     may_take,
     watched_weights,
@@ -143,6 +144,18 @@ def test_a_tied_weight_that_is_listed_once_is_read_under_both_names() -> None:
     assert weights["head"] is weights["embedding"] is embedding
     whole = WatchedWeights({"embedding": embedding, "head": other}, [], {"head": "embedding"})
     assert whole["head"] is other
+
+
+def test_the_cpu_holds_what_there_is_room_for_beside_a_gpu() -> None:
+    model = random_model("llama", tie_word_embeddings=True)
+    embedding = model.model.embed_tokens.weight.nbytes
+    gpu = torch.device("cuda:0")
+    assert {*device_map_of(model, gpu).values()} == {"cuda:0", "disk"}
+    assert {*device_map_of(model, gpu, 2**30).values()} == {"cuda:0", "cpu"}
+    places = device_map_of(model, gpu, embedding)
+    assert (places["model.embed_tokens"], places["lm_head"]) == ("cpu", "cpu")  # one matrix
+    assert places["model.norm"] == "cuda:0"
+    assert places["model.layers.0.mlp.up_proj"] == "disk"
 
 
 def test_somebody_may_watch_which_module_is_read(tmp_path: Path) -> None:
