@@ -64,6 +64,16 @@ def return_memory() -> None:
     _keep_pieces_to(2**25)
 
 
+@contextlib.contextmanager
+def kept_memory() -> Iterator[None]:
+    """Keep freed memory in the block, where large tensors of one size come and go; give it back at the end."""
+    _keep_pieces_to(2**30)
+    try:
+        yield
+    finally:
+        return_memory()
+
+
 def _keep_pieces_to(size: int) -> None:
     """Keep freed memory in pieces of at most so many bytes, and return what is kept beyond that."""
     with contextlib.suppress(TypeError, AttributeError, OSError):  # another system, another library

@@ -62,7 +62,9 @@ def norms(
     refuse_if((json and every_case, "every_case", "cannot go with --json, which has every case"))
     from minigpt.conformance import check_norm
     from minigpt.conformance.summary import conformance_page, conformance_summary
+    from minigpt.machine import settle_memory
 
+    settle_memory()
     resolve_dtype(dtype)
     if kind not in (None, *KINDS):
         raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigpt.conformance.case import Axis, Case, Outcomes
 from minigpt.conformance.compare import compare
-from minigpt.conformance.subject import Built, Subject, first_rows, repeated
+from minigpt.conformance.subject import Built, Subject, first_rows, repeat_rows
 from minigpt.conformance.truth import (
     CONSTANT,
     MASSIVE,
@@ -228,7 +228,7 @@ def of_gradients(one: Input, subject: Subject, dtype: torch.dtype) -> Outcomes:
         outcome = compare(name, gradient, true, bound, name)
         if not outcome.passed and dtype in HALVES:
             if not by_pytorch:
-                again = repeated(rows, count).view(shape), repeated(incoming, count).view(shape)
+                again = repeat_rows(rows, count).view(shape), repeat_rows(incoming, count).view(shape)
                 by_pytorch = backward(norm, norm.by_pytorch, *again).gradients
             first = by_pytorch[name].flatten()[: true.numel()]
             error = first.view_as(true).cpu().double() - true

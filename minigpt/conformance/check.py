@@ -16,13 +16,12 @@ from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import UNASKED, Axis, Case, CaseResult, by_group
 from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
 from minigpt.conformance.diagnosis import NamedMistake, diagnoses
-from minigpt.conformance.memory import kept_memory
 from minigpt.conformance.remarks import remarks, second_derivatives
 from minigpt.conformance.subject import GPT2_EPS, Built, Subject
 from minigpt.device import require_values, resolve_device
-from minigpt.errors import NormError
+from minigpt.errors import NormError, listing
 from minigpt.files import finite
-from minigpt.machine import software
+from minigpt.machine import kept_memory, software
 from minigpt.norms import NormSpec
 from minigpt.norms.build import Builder, claim_of
 from minigpt.norms.foreign.arrays import ArrayFunction
@@ -278,10 +277,12 @@ class UnlimitedPrograms(contextlib.ExitStack):
 
 def unasked_compiled(results: Sequence[CaseResult]) -> list[str]:
     """Return a sentence on the dtypes at which torch.compile is not asked."""
-    at = [dtype for case in results for dtype, reason in case.refused.items() if reason == UNASKED]
+    at = []
+    for case in results:
+        at += [dtype for dtype, reason in case.refused.items() if reason == UNASKED]
     if not at:
         return []
-    return [f"torch.compile is not asked at {' and '.join(at)}, where other cases fail; --all asks it there too"]
+    return [f"torch.compile is not asked at {listing(at)}, where other cases fail; --all asks it there too"]
 
 
 def case_names() -> list[str]:

@@ -158,7 +158,7 @@ def first_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])[:PERIOD]
 
 
-def repeated(rows: Tensor, count: int) -> Tensor:
+def repeat_rows(rows: Tensor, count: int) -> Tensor:
     """Return ``count`` rows that repeat the first ``PERIOD``; no more than these as they are."""
     if count <= PERIOD:
         return rows
@@ -250,7 +250,7 @@ class Subject:
         """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""
         count = math.prod(shape[:-1])
         x = self.put(kind.rows(count, shape[-1], self.generator, dtype), dtype)
-        return repeated(x, count).view(shape)
+        return repeat_rows(x, count).view(shape)
 
     def put(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Round a float64 tensor to ``dtype``, and move it to the norm's device."""

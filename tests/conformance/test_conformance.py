@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,40 @@ def test_every_exact_registered_norm_passes(name: str, device: torch.device) -> 
 @unchecked
 def test_a_correct_norm_written_in_another_way_compiles() -> None:
     report = check(sabotages.GammaBeta, "compile")
+    assert report.passed, report
+
+
+def test_torch_compile_is_not_asked_where_another_case_fails() -> None:
+    report = check("std_eps", ["ordinary rows", "compile"])
+    ordinary, compiled = report.cases
+    assert compiled.dtypes == {}
+    assert {*compiled.refused} == {*ordinary.dtypes}
+    assert "torch.compile is not asked at bfloat16, float16, float32, float64, where other" in report.notes[-1]
+
+
+@pytest.mark.thorough
+@unchecked
+def test_every_case_asks_torch_compile_too() -> None:
+    report = check_norm("std_eps", device="cpu", cases=["ordinary rows", "compile"], seed=0, every_case=True)
+    assert {*report.cases[-1].dtypes} == {*report.dtypes}
+    assert not any("torch.compile" in note for note in report.notes)
+
+
+OF_A_FILE = """
+import torch
+
+
+class Mine(torch.nn.LayerNorm):
+    pass
+"""
+
+
+def test_a_file_that_is_edited_during_the_check_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OF_A_FILE)
+    edit = lambda *_: file.write_text("not Python")  # noqa: E731
+    report = check_norm(f"{file}:Mine", device="cpu", cases=["ordinary rows", "layouts"], progress=edit)
+    assert file.read_text() == "not Python"
     assert report.passed, report
 
 
