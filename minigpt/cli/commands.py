@@ -19,6 +19,8 @@ from minigpt.version import __version__
 COMMANDS = (
     "generate", "parity", "norms", "bench", "convert", "info", "perplexity", "sites", "serve", "finetune", "study",
 )  # fmt: skip
+# Idle threads of torch spin by default: they keep a server's event loop waiting, and take a judgement's processor time.
+SLEEPING_THREADS = ("serve", "parity")
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -57,9 +59,9 @@ def run(words: list[str], interrupts: Interrupts) -> None:
     pulse: AbstractContextManager[None] = nullcontext()  # of a server, which runs until it is stopped
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for a terminal that cannot show a character
-    if words[0] == "serve":  # before torch is loaded; else its idle threads keep the event loop waiting
+    if words[0] in SLEEPING_THREADS:  # before torch is loaded
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    else:
+    if words[0] != "serve":
         _guard_exit()
         pulse = PULSE.beating()
     try:
