@@ -15,6 +15,7 @@ from minigpt.checkpoint.read import only_dtype, read_checkpoint
 from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.choices import human_size
 from minigpt.config import site_names
+from minigpt.errors import CheckpointError
 from minigpt.host import Shape, host_of
 from minigpt.norms import is_exact
 from minigpt.precision import resolve_dtype

@@ -128,7 +128,7 @@ def gpt2_folders(folder: Path) -> dict[str, Path]:
     renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}  # as DataParallel names them
     save_file(renamed, folders["renamed"] / "model.safetensors")
     ours = minigpt.from_pretrained(folders["plain"], device="cpu")
-    minigpt.swap_norms(ours, "textbook", "h.0.ln_1")
+    minigpt.swap_norms(ours, "rms", "h.0.ln_1")
     minigpt.save_pretrained(ours, folders["swapped"])
     return folders
 
@@ -150,7 +150,7 @@ def test_a_gpt2_that_cannot_be_read_block_by_block_is_judged_in_memory(tmp_path:
             assert_same_report(reports[1], reports[0])
             assert any(f"It is in memory all the same, since {why}" in note for note in reports[1].notes)
         report = minigpt.parity(folders[name], against=folders["plain"], memory=0, **ASKED)
-        assert report.passed
+        assert report.passed == (name != "swapped")
         assert any(f"is in memory as a whole, since {why}" in note for note in report.notes)
         assert any("weights are read block by block" in note for note in report.notes)
 
