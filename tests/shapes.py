@@ -6,8 +6,11 @@ of its own; a checker that speaks first would hide whether it does.
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import jaxtyping
@@ -16,13 +19,29 @@ from jaxtyping import AbstractArray, jaxtyped
 
 
 def install() -> None:
-    """Check every function of minigpt that is imported from now on.
+    """Check every function of minigpt that says a shape and is imported from now on.
 
-    jaxtyping's hook decorates them all. Its own decorator would look at arguments twice, and bind those of functions
-    without any shape: as long as the tests themselves take.
+    jaxtyping's hook decorates all functions of a module. Its own decorator would look at arguments twice, and bind
+    those of functions without any shape: as long as the tests themselves take.
     """
     jaxtyping.jaxtyped = checked
-    jaxtyping.install_import_hook("minigpt", None)
+    spec = importlib.util.find_spec("minigpt")
+    assert spec is not None
+    assert spec.origin is not None
+    jaxtyping.install_import_hook(modules_with_shapes(Path(spec.origin).parent), None)
+
+
+def modules_with_shapes(package: Path) -> list[str]:
+    """The modules that name jaxtyping, or a shape that a module has given a name. The hook writes each anew."""
+    sources = {file: file.read_text(encoding="utf-8") for file in package.rglob("*.py")}
+    aliases = re.findall(r"^(\w+) = (?:Float|Int|Bool)\[", "\n".join(sources.values()), re.MULTILINE)
+    shape = re.compile(rf"\b(?:jaxtyping|{'|'.join(aliases)})\b")
+    modules = []
+    for file, source in sources.items():
+        if shape.search(source):
+            parts = file.relative_to(package.parent).with_suffix("").parts
+            modules.append(".".join(part for part in parts if part != "__init__"))
+    return modules
 
 
 def checked(function: Any = None, *, typechecker: None = None) -> Any:
