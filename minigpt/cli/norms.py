@@ -1,5 +1,6 @@
 """minigpt norms: list the norms, or check whether one is a LayerNorm or an RMSNorm."""
 
+import gc
 import os
 from typing import Annotated
 
@@ -47,10 +48,12 @@ def norms(
         Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
     os.environ.setdefault(*PASSIVE)
+    gc.disable()  # each search for unreachable cycles would walk all that is imported
     from minigpt.norms import available
     from minigpt.norms.registry import KINDS
     from minigpt.precision import resolve_dtype
 
+    gc.enable()
     if check is None:
         refuse_others(given, LISTS, "is for --check NAME")
         known = available()
@@ -69,9 +72,8 @@ def norms(
     if kind not in (None, *KINDS):
         raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")
     with progress() as say:
-        report = check_norm(
-            check, kind=kind, device=device, progress=say, seed=seed, arrays=arrays, every_case=every_case
-        )
+        how = {"kind": kind, "device": device, "seed": seed, "arrays": arrays}
+        report = check_norm(check, **how, progress=say, every_case=every_case or json)
     summary = conformance_summary(report, dtype, every_case=every_case)
     show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

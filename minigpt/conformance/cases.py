@@ -1,6 +1,8 @@
 """Cases as tables of inputs: values, gradients and torch.compile, each against float64."""
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -332,6 +334,18 @@ def gradient_cases() -> list[Case]:
 GRADIENT_CASES = gradient_cases()
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Do not look for unreachable cycles in the block: each search walks all that PyTorch's compiler has imported."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def compiled_values(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Compare the compiled norm with the eager one, and its gradients.
 
@@ -341,12 +355,13 @@ def compiled_values(subject: Subject, dtype: torch.dtype) -> Outcomes:
     x = torch.cat([subject.rows(8, 768, dtype=dtype, kind=kind) for kind in (ORDINARY, MASSIVE, CONSTANT)])  # (24, 768)
     dy = subject.rows(*x.shape, dtype=dtype)
     eager = backward(norm, norm, x.clone(), dy)
-    torch.compiler.reset()  # beyond its limit of recompilations torch.compile would run eagerly
-    compiled = torch.compile(norm.module, backend="aot_eager_default_partitioner", dynamic=False)
-    measured = backward(norm, compiled, x.clone(), dy)
-    values = {"values in training": (measured.output, eager.output)}
-    if dtype == torch.float32:
-        values["values"] = compiled(x.clone()), norm(x.clone())
+    with uncollected():
+        torch.compiler.reset()  # beyond its limit of recompilations torch.compile would run eagerly
+        compiled = torch.compile(norm.module, backend="aot_eager_default_partitioner", dynamic=False)
+        measured = backward(norm, compiled, x.clone(), dy)
+        values = {"values in training": (measured.output, eager.output)}
+        if dtype == torch.float32:
+            values["values"] = compiled(x.clone()), norm(x.clone())
     truth = norm.gradient_truth(x, dy)
     for what, (value, other) in values.items():
         yield compare(what, value, other, 2 * norm.truth(x).bound)
