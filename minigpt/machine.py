@@ -41,7 +41,7 @@ ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "3
 
 
 def processor_name() -> str:
-    """Return the name of the processor where the system tells it, else the name of its kind."""
+    """Return the name of the processor where the system gives it, else the name of its kind."""
     return _CPU.get("model name", platform.machine())
 
 

@@ -319,6 +319,11 @@ class Recipe:
         return why_whole(files) if files.architecture is None else None
 
     @property
+    def needs_gpt2(self) -> bool:
+        """True if an option asks for the GPT-2 of minigpt."""
+        return self._option_of_gpt2() is not None
+
+    @property
     def wanted_device(self) -> "str | torch.device | None":
         """The device that is asked for: the CPU by default for weights in int8; None for CUDA if there is one."""
         if self.quantize is not None and self.device is None:
@@ -405,7 +410,7 @@ class Recipe:
 
 
 class Content(NamedTuple):
-    """What is in a checkpoint's files.
+    """The content of a checkpoint's files.
 
     Attributes:
         checkpoint: None of another architecture than GPT-2, and of a GPT-2 whose weights stay in their files.

@@ -55,8 +55,8 @@ def outcome(passing: bool, error: float, culprit: str) -> Report:
     reasons = [
         f"The logits' RMS error is {error:.3g}, {error / floor:.3g} times the noise floor of float32; at most 2 times "
         "is parity.",
-        "Greedy decoding of prompt 2 parts at new token 17, where the two best logits are 0.313 apart and the noise is "
-        "only 1.82e-05.",
+        "Greedy decoding of prompt 2 diverges at new token 17, where the two best logits are 0.313 apart and the noise "
+        "is only 1.82e-05.",
     ]
     return {
         "verdict": "pass" if passing else "fail",

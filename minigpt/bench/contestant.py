@@ -21,7 +21,7 @@ from minigpt.errors import MiniGPTError
 
 Who = TypeVar("Who")
 Result = TypeVar("Result")
-FACTS = ("acceptance", "decoding", "step_bytes")  # what a program may tell about itself
+FACTS = ("acceptance", "decoding", "step_bytes")  # what a program may say about itself
 _program: Any = None  # of this process
 _bare_mb = 0.0  # the memory of this process before the program was loaded
 
@@ -55,7 +55,7 @@ class Contestant:
         self._call(_load, home, arguments)
 
     def run(self) -> dict[str, Any]:
-        """Return the milliseconds of a round, the memory so far, and what the program tells about itself.
+        """Return the milliseconds of a round, the memory so far, and what the program says about itself.
 
         Raises:
             MiniGPTError: if it fails, or writes more or fewer tokens than it must.

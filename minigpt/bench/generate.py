@@ -213,7 +213,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def _figures(plan: BenchPlan, name: str, kind: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the times and the rates of a program, with what it tells about itself."""
+    """Return the times and the rates of a program, with what it says about itself."""
     figures: dict[str, Any] = runs[-1] | {"name": name, "kind": kind}
     for phase in PHASES:
         figures[phase] = spread([run[phase] for run in runs])

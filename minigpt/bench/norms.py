@@ -27,6 +27,7 @@ from minigpt.progress import Progress, Steps
 
 GPT2_WIDTHS = (768, 1024, 1280, 1600)
 USUAL_ROWS = {"cuda": (1, 64, 1024, 16_384, 65_536), "cpu": (1, 64, 1024)}
+USUAL_DTYPES = {"cuda": torch.bfloat16}
 STREAMS = {"forward": 2, "backward": 3}  # tensors of the input's size that are read or written
 CELL = "{ms:.4g} ms  {gb_per_s:.4g} GB/s  {share_of_copy:.2f}"
 Calls = dict[str, Callable[[], object]]
@@ -62,9 +63,9 @@ def bench_norms(
     """
     device = resolve_device(device)
     require_values(device)
-    dtype = resolve_dtype(dtype) or _usual_dtype(device)
+    dtype = resolve_dtype(dtype) or USUAL_DTYPES.get(device.type, torch.float32)
     widths = list(widths) or list(GPT2_WIDTHS)
-    rows = list(rows) or _usual_rows(device)
+    rows = list(rows) or list(USUAL_ROWS.get(device.type, USUAL_ROWS["cpu"]))
     _check_sizes(widths, rows, repeats)
     names = list(names) or _usual_names(device)
     timings = []
@@ -78,17 +79,6 @@ def bench_norms(
             calls = {name: _call(computes, module, x, gradient) for name, module in modules.items()}
             timings += _timings(computes, calls, x, repeats)
     return {"device": str(device), "dtype": dtype_name(dtype), "versions": versions(device), "timings": timings}
-
-
-def _usual_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda":
-        return torch.bfloat16
-    return torch.float32
-
-
-def _usual_rows(device: torch.device) -> list[int]:
-    rows = USUAL_ROWS.get(device.type, USUAL_ROWS["cpu"])
-    return list(rows)
 
 
 def _usual_names(device: torch.device) -> list[str]:

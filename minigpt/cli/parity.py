@@ -108,15 +108,17 @@ def parity(
         if of_engine is not None:
             say(f"opening {of_engine.file}", 0)
             opened = of_engine.open()
-        if original is not None:
-            from minigpt.judge.original import Original
+        from minigpt.judge.original import Original, read_original
 
+        if original is not None:
             say(f"reading {original}", 0)
             read = Original.load(original, device=recipes[0].wanted_device)
             recipes = [_beside_record(recipe, read.truth, given) for recipe in recipes]
         else:
-            texts = _texts(prompt, prompts)
-            read = _read(recipes, against, say, prompts=texts, text=text, gradients=gradients)
+            texts: dict[str, Any] = dict(prompts=_texts(prompt, prompts), text=text, gradients=gradients)
+            read = read_original(
+                recipes[0], against, check=recipes, progress=lambda step, done: say(step, 0.5 * done), **texts
+            )
         if record is not None:
             read.save(record)
         asked: dict[str, Any] = dict(budget=budget, diagnose=diagnose or None)
@@ -194,16 +196,6 @@ def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:
     for line in read_prompts(prompts):
         texts.append(line.prompt)
     return texts
-
-
-def _read(recipes: "list[Recipe]", against: str | None, say: Callable[[str, float], None], **texts: Any) -> "Original":
-    """Return the original of the recipes' model, which transformers reads now, in the first half of the progress."""
-    from minigpt.judge.original import read_original
-
-    def tell(step: str, done: float) -> None:
-        say(step, 0.5 * done)
-
-    return read_original(recipes[0], against, progress=tell, check=recipes, **texts)
 
 
 def _beside_record(recipe: "Recipe", truth: "Truth", given: Given) -> "Recipe":

@@ -163,7 +163,7 @@ def name_of_factor(factor: float) -> str:
 
 
 def factor_digits(factor: float) -> str:
-    """Return a factor with the digits that tell it from 1."""
+    """Return a factor with the digits in which it differs from 1."""
     if abs(factor - 1) > 0.01:
         return f"{factor:.3g}"
     return f"{factor:.6g}"

@@ -115,7 +115,7 @@ def seen_mistakes(subject: Subject, results: Results) -> Mistakes:
 
 
 def _behaviours(wrong: Results) -> dict[str, CaseResult]:
-    """Return the behaviours that are wrong, by name. A NaN tells nothing."""
+    """Return the behaviours that are wrong, by name. A NaN shows nothing."""
     behaviours = {}
     for case in on_axis(wrong, Axis.BEHAVIOUR):
         if not math.isnan(case.worst_measured.error or 0):

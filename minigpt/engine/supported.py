@@ -1,4 +1,4 @@
-"""Which models the decoding kernel computes, and why it does not compute the others."""
+"""The models that the decoding kernel computes, and why it does not compute the others."""
 
 from collections.abc import Callable, Mapping
 from functools import cache

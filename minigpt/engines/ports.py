@@ -232,5 +232,5 @@ def _described(ports: Sequence[Port]) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return the name of a past or of what continues it, without the word that tells them apart."""
+    """Return the name of a past or of what continues it, without the word in which they differ."""
     return re.sub(r"past_key_values|past_key_value|present_key_values|present|past", "", name.lower()).strip("._")

@@ -1,4 +1,4 @@
-"""What transformers computes in float64 of each text, kept in memory, or in files where a model does not fit either."""
+"""Readings of transformers in float64, kept in memory, or in files where a model does not fit either."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -170,5 +170,5 @@ class Floor:
 
     @property
     def longer(self) -> Distance:
-        """That of all windows together."""
+        """The distance of all windows together."""
         return sum(self.windows, Distance())

@@ -131,7 +131,7 @@ class Stored(Generic[AnyDistance]):
 
 def holds(narrow: torch.dtype, value: Tensor) -> bool:
     """Return whether a dtype holds all finite values exactly."""
-    for part in (value[:1], value):  # one row tells of most
+    for part in (value[:1], value):  # one row is enough for most
         back = part.to(narrow).to(part.dtype)
         if not bool(((back == part) | ~part.isfinite()).all()):
             return False

@@ -203,7 +203,7 @@ def _wrong_outputs(figures: ParityFigures) -> Iterator[str]:
 
 
 def _wrong_greedy(figures: ParityFigures) -> Iterator[str]:
-    """Yield where greedy decoding parts from the original's, if no noise explains it."""
+    """Yield where greedy decoding diverges from the original's, if no noise explains it."""
     parting = figures.greedy.first_divergence
     if parting is None or parting.within_noise:
         return
@@ -213,8 +213,8 @@ def _wrong_greedy(figures: ParityFigures) -> Iterator[str]:
     if parting.margin > stored:
         margin, noise = brief(parting.margin), brief(parting.noise)
         yield (
-            f"Greedy decoding of prompt {parting.prompt} parts at new token {parting.token}, where the two best logits "
-            f"are {margin} apart and the noise is only {noise}."
+            f"Greedy decoding of prompt {parting.prompt} diverges at new token {parting.token}, where the two best "
+            f"logits are {margin} apart and the noise is only {noise}."
         )
 
 

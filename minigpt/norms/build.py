@@ -28,8 +28,7 @@ def build(
 
     Somebody else's class is taken as it is written. Its constructor's signature says how to call it. Its scale and
     shift, under any of ``adapt.SCALE_NAMES`` and ``adapt.SHIFT_NAMES``, are the module's ``weight`` and ``bias``. One
-    that the class lacks is applied to its output. ``norms.notes`` tells of that, and of an eps that the class does not
-    take.
+    that the class lacks is applied to its output. ``norms.notes`` names that, and an eps that the class does not take.
 
     Args:
         norm: a registered name, "package.module:Name", "path/to/file.py:Name", a class, a function that makes a

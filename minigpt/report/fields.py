@@ -110,7 +110,7 @@ class Divergence:
         noise: the margin that noise can turn over.
     """
 
-    prompt: Annotated[int, Shown("prompt that parts", count)]
+    prompt: Annotated[int, Shown("prompt that diverges", count)]
     token: Annotated[int, Shown("new token", count)]
     candidate_id: Annotated[int, Shown("id chosen by the candidate", digits)]
     reference_id: Annotated[int, Shown("id chosen by transformers", digits)]

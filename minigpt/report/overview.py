@@ -74,7 +74,7 @@ def _agreement(report: ParityFields) -> str:
     parting = report.greedy.first_divergence
     if parting is None:
         return "all agree"
-    return f"parts at {parting.token}"
+    return f"differs at {parting.token}"
 
 
 def _ratio(report: ParityFields) -> float:

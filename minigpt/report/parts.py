@@ -217,7 +217,7 @@ def _greedy(report: ParityFields, greedy: Greedy) -> Part:
     rows += _measured_rows(Divergence, parting)
     rows.append(("this model goes on", parting.candidate_text))
     rows.append(("transformers goes on", parting.reference_text))
-    sentence = f"It parts from transformers, {parting.where} the noise."
+    sentence = f"It diverges from transformers, {parting.where} the noise."
     return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows)
 
 

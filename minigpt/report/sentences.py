@@ -234,4 +234,4 @@ def _greedy_tile(report: ParityFields) -> KeyFigure:
     if parting is None:
         return "greedy tokens compared", Number(greedy.tokens_compared, count), "all the same"
     words = f"of prompt {parting.prompt}, {parting.where} the noise"
-    return "new token where greedy decoding parts", Number(parting.token, count), words
+    return "new token where greedy decoding diverges", Number(parting.token, count), words
