@@ -60,8 +60,11 @@ def settle_memory() -> None:
 
 
 def return_memory() -> None:
-    """Give memory back to the system when a large tensor is freed, where weights come and go in turns."""
-    _keep_pieces_to(2**25)
+    """Give the memory of a tensor above 2 MiB back to the system when it is freed, where weights come and go in turns.
+
+    What is kept in larger pieces is hardly used again: weights and outputs have many sizes, and the process grows.
+    """
+    _keep_pieces_to(2**21)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from minigpt.choices import bytes_of
 from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import CheckpointError, listing
 from minigpt.offload import device_hooks
+from minigpt.precision import HALVES, dtype_name
 
 MOST_SHARE = 0.5  # of the memory that is free, which a model may take
 GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
@@ -208,13 +209,49 @@ def watched_weights(model: nn.Module, place: Path) -> WatchedWeights | None:
     return watched
 
 
+def can_round_later(model: Any, dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Return whether a model of float32 files may be opened in float32, and rounded to a narrower dtype as it is read.
+
+    transformers would read and cast every weight as it opens the model, and the files would count as memory. A model
+    that keeps some modules in float32 has other dtypes than ``round_like`` knows.
+    """
+    if stored != torch.float32 or dtype not in HALVES:
+        return False
+    names = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    return not any(getattr(model, name, None) for name in names)
+
+
+def round_like(model: Any, like: Any) -> None:
+    """Give a model the dtypes of another one of its class, which may be on the device "meta"."""
+    dtypes: dict[str, torch.dtype] = {}
+    for name, tensor in like.state_dict(keep_vars=True).items():
+        dtypes[name] = tensor.dtype
+    for name, buffer in like.named_buffers():
+        dtypes[name] = buffer.dtype
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        tensor.data = tensor.data.to(dtypes[name])
+    for weights in _stored_weights(model):
+        for name, entry in getattr(weights, "index", {}).items():  # of accelerate, which rounds as it reads
+            entry["dtype"] = dtype_name(dtypes[name])
+    model.config.dtype = like.dtype
+
+
 def watch_modules(model: nn.Module, watch: Watch) -> None:
     """Have a function called with the path of each module whose weights are read from files."""
+    for weights in _stored_weights(model):
+        if isinstance(weights, WatchedWeights):
+            weights.watch = watch
+
+
+def _stored_weights(model: nn.Module) -> list[Any]:
+    """Return what hooks of a model read weights from, each once."""
+    found: dict[int, Any] = {}
     for module in model.modules():
         for hook in device_hooks(module):
             weights = getattr(getattr(hook, "weights_map", None), "dataset", None)
-            if isinstance(weights, WatchedWeights):
-                weights.watch = watch
+            if weights is not None:
+                found[id(weights)] = weights
+    return [*found.values()]
 
 
 def block_of(path: str) -> str:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
-from minigpt.checkpoint.offloading import device_map_of, may_take, watched_weights
+from minigpt.checkpoint.offloading import can_round_later, device_map_of, may_take, round_like, watched_weights
 from minigpt.checkpoint.sizes import check_fields, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.files import TemporaryFolder
@@ -77,7 +77,12 @@ def load_with_transformers(
         room = 0 if place_of_weights.type == "cpu" else may_take(memory, torch.device("cpu"))
         device_map = device_map_of(model, place_of_weights, room)
         options |= dict(device_map=device_map, offload_folder=folder.path)
+        is_rounded_later = can_round_later(model, options["dtype"], _dtype_of_weights(place))
+        if is_rounded_later:
+            options["dtype"] = torch.float32
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)
+        if is_rounded_later:
+            round_like(loaded[0], model)
         loaded[0].offload_folder = folder  # which is removed with the model
         watched_weights(loaded[0], place)
         return loaded
