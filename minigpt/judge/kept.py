@@ -39,11 +39,13 @@ class KeptReadings(Mapping[Sample, Reading]):
             self.readings[sample] = reading
             return
         file = self.folder.path / f"{len(self.files)}.safetensors"
-        tensors = {"logits": reading.logits}
-        tensors |= {OUTPUT + place: y for place, y in reading.outputs.items()}
-        tensors |= {INPUT + site: x for site, x in reading.inputs.items()}
+        tensors = {"logits": reading.logits.cpu().contiguous()}
+        for place, y in reading.outputs.items():
+            tensors[OUTPUT + place] = _apart(y)
+        for site, x in reading.inputs.items():
+            tensors[INPUT + site] = _apart(x)
         try:
-            save_file({name: x.cpu().contiguous().clone() for name, x in tensors.items()}, file)
+            save_file(tensors, file)
         except (OSError, SafetensorError) as error:
             raise MiniGPTError(
                 f"cannot keep the true logits in {self.folder.path}: {error}; TMPDIR names a folder with more room"
@@ -69,3 +71,8 @@ class KeptReadings(Mapping[Sample, Reading]):
 
     def __len__(self) -> int:
         return len(self.readings if self.folder is None else self.files)
+
+
+def _apart(x: Tensor) -> Tensor:
+    """Return a copy on the CPU: what a block returns, the next norm is given, and a file holds no tensor twice."""
+    return x.cpu().contiguous().clone()

@@ -6,6 +6,7 @@ T tokens, V vocabulary, C embedding.
 import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,7 +53,7 @@ def save_truth(truth: Truth, file: str | Path) -> None:
         value = state[name]
         metadata[name] = value if isinstance(value, str) else json.dumps(value)
     tensors: dict[str, Tensor] = {}
-    for name, tensor in tensors_of(truth).items():
+    for name, tensor in tensors_of(truth):
         tensors[name] = tensor.detach().cpu().contiguous().clone()
     try:
         with replaced(file) as new:
@@ -61,24 +62,22 @@ def save_truth(truth: Truth, file: str | Path) -> None:
         raise MiniGPTError(f"cannot write {file}: {error}") from error
 
 
-def tensors_of(truth: Truth) -> dict[str, Tensor]:
-    """Return the tensors of a truth by their keys in the file."""
-    tensors: dict[str, Tensor] = {}
+def tensors_of(truth: Truth) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a truth by their keys in the file. Those of a text are read as they are asked for."""
     for n, sample in enumerate(truth.samples):
-        tensors[f"ids.{n}"] = torch.tensor(sample.ids)
-        tensors[f"logits.{n}"] = truth.logits(sample).double()
+        yield f"ids.{n}", torch.tensor(sample.ids)
+        yield f"logits.{n}", truth.logits(sample).double()
         for place, x in truth.true_outputs(sample).items():
-            tensors[f"{place}.{n}"] = x
+            yield f"{place}.{n}", x
         for site, x in truth.exact[sample].inputs.items():
-            tensors[f"kept.{site}.{n}"] = x
+            yield f"kept.{site}.{n}", x
     for site, norm in truth.norms.items():
         if norm.weight is not None:
-            tensors[f"kept.{site}.weight"] = norm.weight
+            yield f"kept.{site}.weight", norm.weight
         if norm.bias is not None:
-            tensors[f"kept.{site}.bias"] = norm.bias
+            yield f"kept.{site}.bias", norm.bias
     for name, x in (truth.gradients or {}).items():
-        tensors[GRADIENT + name] = x
-    return tensors
+        yield GRADIENT + name, x
 
 
 def metadata_of(truth: Truth) -> dict[str, Any]:
