@@ -3,9 +3,9 @@
     python scripts/bench/large.py /tmp/llama-7b --shape llama-7b --memory 8GB --json docs/results/large-llama-7b.json
 
 Writes the model into the folder, shard by shard, unless it is there. The norm of the sites is swapped in at all of
-them, and then one with another eps at one site, which the report must name. Each command runs in a process of its own,
-whose peak of memory is what ``/usr/bin/time -v`` shows. Exit status 1: a verdict is another one, or the site is not
-named.
+them and judged, as a user does it. Then the original is kept in a record. Last a norm with another eps at one site is
+judged against the record; the report must name the site. Each command runs in a process of its own, whose peak of
+memory is what ``/usr/bin/time -v`` shows. Exit status 1: a verdict is another one, or the site is not named.
 """
 
 import json
@@ -41,30 +41,32 @@ QWEN3_8B = transformers.Qwen3Config(
     num_key_value_heads=8,
     head_dim=128,
 )
-QWEN2_05B = transformers.Qwen2Config(
-    vocab_size=151936,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_hidden_layers=24,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
-QWEN2_03B = transformers.Qwen2Config(
-    vocab_size=32000,
-    hidden_size=1024,
-    intermediate_size=2816,
-    num_hidden_layers=24,
-    num_attention_heads=16,
-    num_key_value_heads=4,
-    tie_word_embeddings=True,
-)
+
+
+def qwen2(vocab_size: int, width: int, inner: int, heads: int, groups: int) -> Any:
+    """Return the config of a Qwen2 of 24 layers.
+
+    Args:
+        inner: the width inside of an MLP.
+        groups: the heads of keys and values.
+    """
+    return transformers.Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=24,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        tie_word_embeddings=True,
+    )
+
+
 GPT2_XL = transformers.GPT2Config(n_embd=1600, n_layer=48, n_head=25)
 SHAPES: dict[str, tuple[Any, torch.dtype, str, str]] = {  # config, dtype, the sites' own norm, and a site
     "llama-7b": (LLAMA_7B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
     "qwen3-8b": (QWEN3_8B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
-    "qwen2-0.5b": (QWEN2_05B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
-    "qwen2-0.3b": (QWEN2_03B, torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
+    "qwen2-0.5b": (qwen2(151936, 896, 4864, 14, 2), torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
+    "qwen2-0.3b": (qwen2(32000, 1024, 2816, 16, 4), torch.bfloat16, "rms", "model.layers.0.input_layernorm"),
     "gpt2-xl": (GPT2_XL, torch.float32, "fused", "h.0.ln_1"),
 }
 WRONG_EPS = '''"""The norms of a site with an eps of 1e-3."""
@@ -94,14 +96,15 @@ Memory = Annotated[str, typer.Option(help="What the model may take, as parity --
 
 
 def main(folder: Path, shape: Shape = "llama-7b", memory: Memory = "8GB", json_file: JsonFile = None) -> None:
-    """Write the model, judge it twice, and print figures of both."""
+    """Write the model, judge it, keep it, judge it against what is kept, and print figures of each."""
     config, dtype, norm, site = SHAPES[shape]
     if not (folder / "config.json").exists():
         write_model(config, dtype, folder)
     wrong, record = folder / "wrong_eps.py", folder / "record.truth"
     wrong.write_text(WRONG_EPS, encoding="utf-8")
     name = "WrongRMSNorm" if norm == "rms" else "WrongLayerNorm"
-    right = run("parity", "--model", folder, "--norm", norm, "--memory", memory, "--record", record)
+    right = run("parity", "--model", folder, "--norm", norm, "--memory", memory)
+    kept = run("parity", "--model", folder, "--memory", memory, "--record", record)
     planted = run(
         *("parity", "--original", record, "--model", folder, "--memory", memory),
         *("--norm", f"{wrong}:{name}", "--sites", site),
@@ -112,6 +115,7 @@ def main(folder: Path, shape: Shape = "llama-7b", memory: Memory = "8GB", json_f
         "model": {"shape": shape, "architecture": config.model_type, "bytes": weights, "dtype": str(dtype)},
         "memory": memory,
         "all norms swapped": right,
+        "the original kept in a record": kept | {"record_bytes": record.stat().st_size},
         "another eps at one site": planted | {"site": site, "is_named": site in " ".join(planted["reasons"])},
     }
     record.unlink(missing_ok=True)
@@ -165,8 +169,11 @@ def shards(config: Any, dtype: torch.dtype) -> Iterator[dict[str, torch.Tensor]]
 
 
 def run(*words: object) -> dict[str, Any]:
-    """Run a command of minigpt; return what its report says, its time, and its peak of memory."""
-    command = [sys.executable, "-m", "minigpt", *map(str, words), "--json", "-"]
+    """Run a command of minigpt; return what its report says, if it judges, its time, and its peak of memory."""
+    command = [sys.executable, "-m", "minigpt", *map(str, words)]
+    judges = "--norm" in words
+    if judges:
+        command += ["--json", "-"]
     print("$ minigpt", *words, file=sys.stderr, flush=True)
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -176,16 +183,16 @@ def run(*words: object) -> dict[str, Any]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 1):
         raise SystemExit(process.returncode)
-    report = json.loads(output)
-    return {
-        "verdict": report["verdict"],
-        "reasons": report["reasons"],
-        "notes": report["notes"],
-        "ratio": report["logits"]["ratio"],
-        "seconds": round(seconds, 1),
-        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "peak_bytes": usage.ru_maxrss * 1024,  # Linux counts in KiB
-    }
+    figures: dict[str, Any] = {}
+    if judges:
+        report = json.loads(output)
+        for name in ("verdict", "reasons", "notes"):
+            figures[name] = report[name]
+        figures["ratio"] = report["logits"]["ratio"]
+    figures["seconds"] = round(seconds, 1)
+    figures["processor_seconds"] = round(usage.ru_utime + usage.ru_stime, 1)
+    figures["peak_bytes"] = usage.ru_maxrss * 1024  # Linux counts in KiB
+    return figures
 
 
 if __name__ == "__main__":
