@@ -319,11 +319,6 @@ class Recipe:
         return why_whole(files) if files.architecture is None else None
 
     @property
-    def needs_gpt2(self) -> bool:
-        """True if an option asks for the GPT-2 of minigpt."""
-        return self._option_of_gpt2() is not None
-
-    @property
     def wanted_device(self) -> "str | torch.device | None":
         """The device that is asked for: the CPU by default for weights in int8; None for CUDA if there is one."""
         if self.quantize is not None and self.device is None:

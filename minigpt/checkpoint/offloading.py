@@ -17,8 +17,9 @@ from minigpt.checkpoint.contents import Files
 from minigpt.choices import bytes_of
 from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import CheckpointError, listing
-from minigpt.offload import device_hooks
+from minigpt.offload import device_hooks, is_offloaded
 from minigpt.precision import HALVES, dtype_name
+from minigpt.progress import Steps
 
 MOST_SHARE = 0.5  # of the memory that is free, which a model may take
 GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
@@ -261,6 +262,36 @@ def block_of(path: str) -> str:
         if name.isdecimal():
             return ".".join(names[: end + 1])
     return path
+
+
+class BlockProgress:
+    """Shows the block whose weights are read from files, and the share of a step that is done.
+
+    Args:
+        model: whose weights are read.
+        readings: how often the longest step reads all of them, as far as that is known before.
+        say: shows it.
+    """
+
+    def __init__(self, model: nn.Module, readings: int, say: Steps) -> None:
+        blocks: set[str] = set()
+        for path, module in model.named_modules():
+            if is_offloaded(module):
+                blocks.add(block_of(path))
+        self.total, self.say = readings * len(blocks), say
+        self.step, self.block, self.count = "", "", 0
+
+    def __call__(self, path: str) -> None:
+        """Show the block of a module."""
+        if self.step != self.say.step:
+            self.step, self.count = self.say.step, 0
+        block = block_of(path)
+        if block == self.block:
+            return
+        self.block = block
+        share = min(self.count / max(1, self.total), 1.0)
+        self.count += 1
+        self.say.within(block, share)
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:

@@ -19,8 +19,10 @@ from minigpt.judge.measured import Measures, measure
 from minigpt.judge.new_errors import new_errors
 from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.reading import read
+from minigpt.judge.reference import batches
 from minigpt.judge.rules import decide, is_far_off
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
+from minigpt.judge.together import readings_of
 from minigpt.judge.truth import Truth
 from minigpt.norms.registry import require_on
 from minigpt.precision import dtype_name
@@ -87,6 +89,16 @@ class Judgement:
             )
         with Search(self.truth, self.candidate, searches.file) as search:
             return self._searched(search, searches)
+
+    @property
+    def readings(self) -> int:
+        """How often the texts bring all weights of a candidate that is read block by block."""
+        truth = self.truth
+        sizes = [(len(prompt.written), prompt.new_from) for prompt in truth.prompts]
+        readings = sum(new for new, _ in batches(sizes))
+        for samples in (truth.prompts, truth.windows):
+            readings += readings_of(samples, truth.config.vocab_size)
+        return readings
 
     def _searched(self, search: Search, searches: Searches) -> ParityFigures:
         swapped = self.claim.swapped

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import unchanged
-from minigpt.checkpoint.offloading import free_memory, may_take
+from minigpt.checkpoint.offloading import BlockProgress, free_memory, may_take, watch_modules
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
@@ -215,6 +215,8 @@ class Original:
                 say("loading the candidate")
                 candidate = open_candidate()
                 judgement = Judgement(truth, candidate, limits, gradients, say)
+                if candidate.recipe is not None and candidate.module is not None:
+                    watch_modules(candidate.module, BlockProgress(candidate.module, judgement.readings, say))
                 with candidate.eval_mode():
                     figures = judgement.figures(searches)
             changes = sorted({*changed, *candidate.claim.changes})

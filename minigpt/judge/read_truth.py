@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.contents import unchanged
-from minigpt.checkpoint.offloading import block_of, watch_modules
+from minigpt.checkpoint.offloading import BlockProgress, watch_modules
 from minigpt.choices import human_size
 from minigpt.errors import MiniGPTError
 from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
@@ -24,9 +24,10 @@ from minigpt.judge.perplexity import windows_of
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read
-from minigpt.judge.reference import Reference, judging
+from minigpt.judge.reference import Reference, batches, judging
 from minigpt.judge.runners import Layout
 from minigpt.judge.source import Source, norm_in_ours
+from minigpt.judge.together import readings_of
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
@@ -197,8 +198,22 @@ class TruthReader:
         reference = Reference(
             source.place, attention, source.dtype, self.device, compute, source.take_tensors(), source.offload
         )
-        watch_modules(reference.model, lambda path: self.say.within(block_of(path)))
+        watch_modules(reference.model, BlockProgress(reference.model, self._readings(compute), self.say))
         return reference
+
+    def _readings(self, compute: torch.dtype) -> int:
+        """Return how often the texts bring all weights of a model that computes in a dtype."""
+        source, texts = self.source, self.texts
+        written = [Sample.whole(ids + [0] * self.most) for ids in texts.ids]
+        readings = readings_of(written, source.shape.vocab_size)
+        if compute not in (source.dtype, torch.float64):
+            return readings
+        readings += readings_of(texts.windows, source.shape.vocab_size)
+        if compute == torch.float64:
+            return readings
+        sizes = [(self.most, len(ids)) for ids in texts.ids]
+        readings += sum(new for new, _ in batches(sizes))
+        return readings + len([*windows_of(len(texts.file_ids), source.shape.window)])
 
     @contextlib.contextmanager
     def _opened_in(self, compute: torch.dtype) -> Iterator[Reference]:

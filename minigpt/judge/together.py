@@ -62,6 +62,11 @@ def groups_of(samples: Iterable[Sample], vocab_size: int) -> Iterator[list[Sampl
         yield group
 
 
+def readings_of(samples: Iterable[Sample], vocab_size: int) -> int:
+    """Return how many times texts bring the weights of a model that reads them together."""
+    return len([*groups_of(samples, vocab_size)])
+
+
 def right_padded(samples: Sequence[Sample], most: int, device: torch.device) -> Int[Tensor, "batch seq"]:
     """Return the ids of texts (B, T).
 
@@ -103,7 +108,10 @@ def read_together(
             own = partial(of_text, row=row, batch=ids, length=len(sample.ids))
             outputs = {place: own(y) for place, y in recorder.outputs.items()}
             inputs = {place: own(x) for place, x in recorder.inputs.items()}
-            yield Reading(own(logits)[sample.compared].clone(), outputs, inputs)
+            compared = own(logits)[sample.compared]
+            if compared.numel() < logits.numel():
+                compared = compared.clone()  # which lets the rest be freed
+            yield Reading(compared, outputs, inputs)
 
 
 def of_text(y: Tensor, row: int, batch: Int[Tensor, "batch seq"], length: int) -> Tensor:
