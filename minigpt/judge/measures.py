@@ -256,11 +256,6 @@ def _joined(parts: list[dict[str, Tensor]], counted: int | None) -> dict[str, Te
     return columns
 
 
-def _squares(rows: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
-    """Return the sum of squares of each row, without a tensor of all squares."""
-    return torch.linalg.vecdot(rows, rows)
-
-
 def _compare(truth: Tensor, logits: Tensor, difference: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Return columns of figures: by position, and losses by target.
 
