@@ -25,7 +25,7 @@ MOST_SHARE = 0.5  # of the memory that is free, which a model may take
 GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
 
 PROJECTION = "h.0.attn.c_attn.weight"  # of a GPT-2: (C, 3C)
-NEEDED = (PROJECTION, "h.0.attn.c_attn.bias", "h.0.ln_1.weight", "h.0.ln_1.bias", "ln_f.weight", "ln_f.bias")
+NEEDED_TENSORS = (PROJECTION, "h.0.attn.c_attn.bias", "h.0.ln_1.weight", "h.0.ln_1.bias", "ln_f.weight", "ln_f.bias")
 
 Watch = Callable[[str], None]
 """Called with the path of each module as its weights are read."""
@@ -83,7 +83,7 @@ def why_whole(files: Files) -> str | None:
             return f"{file.name} is no safetensors file"
         for name, shape in shapes_in(file).items():
             shapes[name.removeprefix("transformer.")] = shape
-    lacking = [name for name in NEEDED if name not in shapes]
+    lacking = [name for name in NEEDED_TENSORS if name not in shapes]
     if lacking:
         return f"it has no {listing(lacking)}, by the names of transformers"
     shape = shapes[PROJECTION]

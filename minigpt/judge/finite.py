@@ -73,10 +73,10 @@ def require_finite_gradients(gradients: Mapping[str, Tensor], texts: Sequence[li
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether tensors hold neither NaN nor infinity."""
-    return all(map(is_finite, tensors))
+    return all(map(is_finite_tensor, tensors))
 
 
-def is_finite(x: Tensor) -> bool:
+def is_finite_tensor(x: Tensor) -> bool:
     """Return whether a tensor holds neither NaN nor infinity."""
     if x.numel() == 0:
         return True

@@ -32,7 +32,7 @@ from minigpt.offload import (
 DEFAULT_EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
 IN_WRAPPER = re.compile(r"\.(original_module|base_layer|(modules_to_save|ln_tuning_layers)\.[^.]+)$")  # of PEFT
-PREFIX, LAST_OF_GPT2 = "transformer.", "ln_f"  # of a GPT-2's paths in transformers; its last norm, without it
+TRANSFORMERS_PREFIX, LAST_OF_GPT2 = "transformer.", "ln_f"  # of a GPT-2's paths in transformers; its last norm, without it
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
 FROZEN_WITHOUT_CACHE = (
     "frozen norms count positions from 0 in each call of this model: use no cache and no left padding"
@@ -169,7 +169,7 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
     else:
         matched = [name for name in names if _matches(name, pattern)]
     if not matched and LAST_OF_GPT2 in names:
-        matched = [name for name in names if _matches(PREFIX + name, pattern)]
+        matched = [name for name in names if _matches(TRANSFORMERS_PREFIX + name, pattern)]
     if not matched:
         if len(names) > MOST_SITES:
             every_block = [re.sub(r"\.\d+\.", ".*.", name) for name in names]

@@ -46,6 +46,7 @@ def swapped(model: GPT2, kind: type[nn.Module]) -> list[str]:
     [
         ("*", SITES),
         ("ln_f", ["ln_f"]),
+        ("transformer.ln_f", ["ln_f"]),
         ("h.*.ln_1", ["h.0.ln_1", "h.1.ln_1", "h.2.ln_1"]),
         ("h.[0-1].ln_2", ["h.0.ln_2", "h.1.ln_2"]),
         (["ln_f", "h.0.*"], ["h.0.ln_1", "h.0.ln_2", "ln_f"]),
@@ -61,7 +62,7 @@ def test_the_sites_that_a_pattern_names_and_no_others(
     assert swapped(model, FusedLayerNorm) == [site for site in SITES if site not in sites]
 
 
-@pytest.mark.parametrize("pattern", ["h.3.ln_1", "transformer.ln_f", "", ("ln_f", "h.7.ln_1")])
+@pytest.mark.parametrize("pattern", ["h.3.ln_1", "transformer.h.3.ln_1", "", ("ln_f", "h.7.ln_1")])
 def test_a_pattern_that_matches_nothing_lists_the_sites(model: GPT2, pattern: str) -> None:
     with pytest.raises(NormError, match=rf"^no norm site matches '.*'; the sites are {', '.join(SITES)}$"):
         swap_norms(model, "textbook", pattern)
