@@ -32,7 +32,8 @@ from minigpt.offload import (
 DEFAULT_EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
 IN_WRAPPER = re.compile(r"\.(original_module|base_layer|(modules_to_save|ln_tuning_layers)\.[^.]+)$")  # of PEFT
-TRANSFORMERS_PREFIX, LAST_OF_GPT2 = "transformer.", "ln_f"  # of a GPT-2's paths in transformers; its last norm, without it
+TRANSFORMERS_PREFIX = "transformer."  # of a GPT-2's paths in transformers
+LAST_OF_GPT2 = "ln_f"  # without it
 THIRDS = ("early", "middle", "late")  # of the depth, as patterns of sites
 FROZEN_WITHOUT_CACHE = (
     "frozen norms count positions from 0 in each call of this model: use no cache and no left padding"
