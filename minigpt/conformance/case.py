@@ -133,8 +133,8 @@ class CaseResult:
             return ""
         return f"worst at {', '.join(where)}"
 
-    def beside(self, dtypes: set[str]) -> "CaseResult":
-        """Return the result without those at ``dtypes``."""
+    def without(self, dtypes: set[str]) -> "CaseResult":
+        """Return the result without the outcomes at ``dtypes``."""
         rest = {dtype: outcome for dtype, outcome in self.outcomes.items() if dtype not in dtypes}
         return dataclasses.replace(self, outcomes=rest)
 

@@ -150,7 +150,7 @@ def _of_values(subject: Subject, failed: Results, results: Results, *, is_called
     mistakes: Mistakes = []
     others = []
     for case in failed:
-        other = case.beside(ordinary_at)
+        other = case.without(ordinary_at)
         if other.wrong_at:
             others.append(other)
     if others and not is_called_wrongly:

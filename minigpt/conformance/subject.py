@@ -146,7 +146,7 @@ class Built:
         """Return the gradients of that for an incoming ``dy``, by name.
 
         Args:
-            rows: how many rows repeat those of ``x`` and ``dy``; by default no more.
+            rows: how many rows repeat the rows of ``x`` and ``dy``; by default no more.
         """
         return gradient_truth(x, self.module.weight, self.eps, dy, centers=self.centers, rows=rows)
 
