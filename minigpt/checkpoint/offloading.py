@@ -149,7 +149,7 @@ class WatchedWeights(Mapping[str, Tensor]):
     Args:
         weights: accelerate's, which read from files.
         files: those that must not change meanwhile.
-        tied: names of weights that are others, by these. transformers below 5.24 leaves them out of ``weights``.
+        tied: names of weights that are others, by these. transformers below 5.13 leaves them out of ``weights``.
 
     Attributes:
         watch: called with the path of a module as a weight of it is read.

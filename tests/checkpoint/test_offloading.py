@@ -138,7 +138,7 @@ def test_a_file_that_changes_as_it_is_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_tied_weight_that_is_listed_once_is_read_under_both_names() -> None:
-    """As transformers below 5.24 lists it."""
+    """As transformers below 5.13 lists it."""
     embedding, other = torch.ones(3), torch.zeros(3)
     weights = WatchedWeights({"embedding": embedding}, [], {"head": "embedding"})
     assert weights["head"] is weights["embedding"] is embedding
