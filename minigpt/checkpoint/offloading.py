@@ -204,6 +204,7 @@ def watched_weights(model: nn.Module, place: Path) -> WatchedWeights | None:
             if not hook.offload or weights is None:
                 continue
             if watched is None:
+                _keep_dtypes(model, getattr(weights.dataset, "index", {}))
                 tied: Any = getattr(model, "all_tied_weights_keys", None)
                 watched = WatchedWeights(weights.dataset, sorted(place.glob("*.safetensors")), tied)
             weights.dataset = watched
@@ -235,6 +236,17 @@ def round_like(model: Any, like: Any) -> None:
         for name, entry in getattr(weights, "index", {}).items():  # of accelerate, which rounds as it reads
             entry["dtype"] = dtype_name(dtypes[name])
     model.config.dtype = like.dtype
+
+
+def _keep_dtypes(model: nn.Module, index: Mapping[str, dict[str, Any]]) -> None:
+    """Have each weight in a file rounded to its own dtype. transformers below 5.13 names the model's for all.
+
+    Args:
+        index: accelerate's, of weights by their names.
+    """
+    for name, parameter in model.named_parameters():
+        if name in index and "safetensors_file" in index[name]:
+            index[name]["dtype"] = dtype_name(parameter.dtype)
 
 
 def watch_modules(model: nn.Module, watch: Watch) -> None:
