@@ -6,7 +6,7 @@ import pytest
 from checkpoints import talking
 
 import minigpt
-from minigpt.progress import Steps
+from minigpt.progress import Steps, time_left
 from minigpt.report.numerals import brief, percent
 
 
@@ -45,3 +45,14 @@ def test_brief(x: float, text: str) -> None:
 @pytest.mark.parametrize("x", [1 - 10.0**-k for k in range(1, 16)] + [1.0, 0.0, 1e-9, 1 + 1e-12])
 def test_only_all_is_a_hundred_percent(x: float) -> None:
     assert (percent(x) == "100%") is (x == 1)
+
+
+def test_the_rest_of_a_step_is_said_as_soon_as_it_can_be_known() -> None:
+    said: list[tuple[str, float]] = []
+    begin = Steps(lambda *step: said.append(step), total=2)
+    begin("reading")
+    begin.within("h.0", 0.5)
+    assert said[-1] == ("reading: h.0", 0.25)
+    assert time_left(1.0, 0.5) == time_left(60.0, 0.0) == ""
+    assert time_left(30.0, 0.5) == ", 30 s left of this step"
+    assert time_left(600.0, 0.25) == ", 30 min left of this step"
