@@ -77,8 +77,8 @@ def load_with_transformers(
         room = 0 if place_of_weights.type == "cpu" else may_take(memory, torch.device("cpu"))
         device_map = device_map_of(model, place_of_weights, room)
         options |= dict(device_map=device_map, offload_folder=folder.path)
-        is_rounded_later = can_round_later(model, options["dtype"], _dtype_of_weights(place))
-        if is_rounded_later:
+        is_rounded_later = room == 0 and can_round_later(model, options["dtype"], _dtype_of_weights(place))
+        if is_rounded_later:  # what the CPU holds beside a GPU is not read again, so it is rounded at once
             options["dtype"] = torch.float32
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, **options)
         if is_rounded_later:
