@@ -1,15 +1,19 @@
 """Dtypes, and how precise a float32 product is."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from minigpt.choices import DTYPE_NAMES, check_option
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 HALVES = (torch.bfloat16, torch.float16)
+PRODUCTS = (F.linear, torch.addmm, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm)
 _backends: Any = torch.backends
 _PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
 
@@ -63,3 +67,27 @@ def full_products() -> Iterator[None]:
             yield
     finally:
         set_product_precision(before)
+
+
+class WideProducts(TorchFunctionMode):
+    """Computes products of float16 in float32 in the block, and rounds each result once.
+
+    PyTorch rounds at the same place on a CPU, which has no instructions for float16, but takes forty times as long.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func not in PRODUCTS or not any(map(_is_half, (*args, *options.values()))):
+            return func(*args, **options)
+        options = {name: _wide(value) for name, value in options.items()}
+        return func(*map(_wide, args), **options).half()
+
+
+def _is_half(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.dtype == torch.float16
+
+
+def _wide(argument: Any) -> Any:
+    return argument.float() if _is_half(argument) else argument

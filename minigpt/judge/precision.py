@@ -16,7 +16,7 @@ from minigpt.errors import MiniGPTError
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.reference import Reference
-from minigpt.precision import dtype_name
+from minigpt.precision import WideProducts, dtype_name
 from minigpt.report.fields import Precision
 
 OTHER_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -47,10 +47,17 @@ def read_in_other_dtypes(
         if other == dtype:
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
-            with open_in(other) as reference:
+            with open_in(other) as reference, products_in(other, reference.device):
                 readings = [*reference.logits_of_all(first_of(prompts, weights))]
             logits[dtype_name(other)] = [reading.logits for reading in readings]
     return logits
+
+
+def products_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Return a block in which products at a dtype are computed quickly."""
+    if dtype == torch.float16 and device.type == "cpu":
+        return WideProducts()
+    return contextlib.nullcontext()
 
 
 def first_of(prompts: Sequence[Sample], weights: int) -> list[Sample]:

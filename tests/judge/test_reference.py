@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from checkpoints import largest_difference, reference, saved, tokens
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from minigpt.judge.reference import Reference, judging
+from minigpt.precision import WideProducts
 
 CPU = torch.device("cpu")
 FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}
@@ -89,3 +91,17 @@ def test_what_could_be_read_of_precision_before_can_be_read_again(precision: str
         assert (matmul.fp32_precision, mkldnn.fp32_precision, matmul.allow_tf32) == state
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_products_of_float16_are_rounded_once() -> None:
+    x, weight, bias = torch.randn(7, 48).half(), torch.randn(48, 32).half(), torch.randn(32).half()
+    expected = (x.double() @ weight.double() + bias.double()).half()
+    with WideProducts():
+        products = [torch.addmm(bias, x, weight), F.linear(x, weight.T, bias=bias), x @ weight + bias]
+        assert (x.float() @ weight.float()).dtype == torch.float32
+    for product in products[:2]:
+        assert product.dtype == torch.float16
+        differing = float((product != expected).double().mean())
+        print(f"other bits in {differing:.3g} of the numbers, bound 0.02")
+        assert differing <= 0.02
+    torch.testing.assert_close(products[2], expected, rtol=2**-9, atol=2**-8)
