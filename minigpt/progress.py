@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 Progress = Callable[[str, float], None]  # the name of a step, and the share of steps done before it, in [0, 1)
 FIRST_SECONDS = 2.0  # of a step, in which nobody can say how long it takes
-MOST_SHARE = 0.99  # of a step that goes on
+LARGEST_SHARE = 0.99  # of a step that goes on
 
 
 class Steps:
@@ -35,7 +35,7 @@ class Steps:
         """
         if self.progress is None:
             return
-        done = (self.begun - 1 + min(share, MOST_SHARE)) / max(self.total, self.begun)
+        done = (self.begun - 1 + min(share, LARGEST_SHARE)) / max(self.total, self.begun)
         left = time_left(time.monotonic() - self.begin, share)
         self.progress(f"{self.step}: {place}{left}", done)
 

@@ -19,8 +19,9 @@ from minigpt.version import __version__
 COMMANDS = (
     "generate", "parity", "norms", "bench", "convert", "info", "perplexity", "sites", "serve", "finetune", "study",
 )  # fmt: skip
-# Idle threads of torch spin by default: they keep a server's event loop waiting, and take a judgement's processor time.
-SLEEPING_THREADS = ("serve", "parity")
+# Idle threads of torch spin by default. They keep a server's event loop waiting, and take processor time from a
+# judgement or a check.
+SLEEPING_THREADS = ("serve", "parity", "norms")
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 

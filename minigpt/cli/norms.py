@@ -1,7 +1,6 @@
 """minigpt norms: list the norms, or check whether one is a LayerNorm or an RMSNorm."""
 
 import gc
-import os
 from typing import Annotated
 
 import typer
@@ -11,8 +10,6 @@ from minigpt.cli.options import Given, Json, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import ConfigError
 
-# A thread of PyTorch that waits sleeps, where it would spin for milliseconds. Read when PyTorch is imported.
-PASSIVE = ("OMP_WAIT_POLICY", "PASSIVE")
 LISTS = ("json",)  # the options of the list; the others are for --check
 
 
@@ -47,7 +44,6 @@ def norms(
 
         Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
-    os.environ.setdefault(*PASSIVE)
     gc.disable()  # each search for unreachable cycles would walk all that is imported
     from minigpt.norms import available
     from minigpt.norms.registry import KINDS
