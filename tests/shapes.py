@@ -34,8 +34,14 @@ def install() -> None:
 def modules_with_shapes(package: Path) -> list[str]:
     """The modules that name jaxtyping, or a shape that a module has given a name. The hook writes each anew."""
     sources = {file: file.read_text(encoding="utf-8") for file in package.rglob("*.py")}
-    aliases = re.findall(r"^(\w+) = (?:Float|Int|Bool)\[", "\n".join(sources.values()), re.MULTILINE)
-    shape = re.compile(rf"\b(?:jaxtyping|{'|'.join(aliases)})\b")
+    definitions = re.findall(r"^(\w+) = (.*)", "\n".join(sources.values()), re.MULTILINE)
+    names = ["jaxtyping", r"(?:Float|Int|Bool)\["]
+    size = 0
+    while size != len(names):  # a name may stand for another name of a shape
+        size = len(names)
+        shape = re.compile(rf"\b(?:{'|'.join(names)})")
+        names += [name for name, value in definitions if name not in names and shape.search(value)]
+    shape = re.compile(rf"\b(?:{'|'.join(names)})")
     modules = []
     for file, source in sources.items():
         if shape.search(source):

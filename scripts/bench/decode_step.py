@@ -26,6 +26,7 @@ from minigpt.engine import accelerate, kernel, quantize_int8
 from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.parts import head_rows
 from minigpt.engine.step import StepKernel
+from minigpt.machine import settle_memory
 
 READ = 2**28  # bytes, more than caches hold
 
@@ -35,6 +36,7 @@ def main(
     rounds: int = 20, library: list[str] | None = None, json_file: JsonFile = None,
 ) -> None:  # fmt: skip
     """Time steps of ``rows`` new tokens, each after ``past`` tokens of its text, and steps that read a whole prompt."""
+    settle_memory()  # as the command line does
     memory = torch.ones(READ // 4)
     runs: dict[str, Callable[[], object]] = {"memory": memory.sum}
     sizes = {"memory": READ}
