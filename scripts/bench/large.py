@@ -9,6 +9,7 @@ memory is what ``/usr/bin/time -v`` shows. Exit status 1: a verdict is another o
 """
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -99,7 +100,10 @@ def main(folder: Path, shape: Shape = "llama-7b", memory: Memory = "8GB", json_f
     """Write the model, judge it, keep it, judge it against what is kept, and print figures of each."""
     config, dtype, norm, site = SHAPES[shape]
     if not (folder / "config.json").exists():
-        write_model(config, dtype, folder)
+        # In a process of its own: what this one holds would count as the peak of each command that it starts.
+        writer = multiprocessing.get_context("spawn").Process(target=write_model, args=(config, dtype, folder))
+        writer.start()
+        writer.join()
     wrong, record = folder / "wrong_eps.py", folder / "record.truth"
     wrong.write_text(WRONG_EPS, encoding="utf-8")
     name = "WrongRMSNorm" if norm == "rms" else "WrongLayerNorm"
