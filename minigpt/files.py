@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import secrets
 import shutil
 import tempfile
@@ -18,7 +19,8 @@ from typing import Any
 from minigpt.errors import MiniGPTError
 
 PARTIAL = ".partial"  # ends the name of a temporary file
-FOLDER, LOCK = "minigpt-", "process.lock"  # begins the name of a temporary folder; the file in it that is locked
+FOLDER = "minigpt-"  # begins the name of a temporary folder
+LOCK = f".minigpt.{platform.node()}.lock"  # the file in it that is locked, by a process of this machine
 POLL_SECONDS = 0.01  # between two looks at a lock that another process holds
 _temporaries: set[Path] = set()  # of this process, as long as they may be there
 
@@ -242,7 +244,8 @@ def remove_left_folders(folder: Path, user: int) -> None:
     for path in folder.glob(f"{FOLDER}*"):
         lock = path / LOCK
         with contextlib.suppress(OSError):
-            if path.is_symlink() or lock.is_symlink() or lock.stat().st_uid != user:
+            owners = {path.lstat().st_uid, lock.lstat().st_uid}
+            if path.is_symlink() or lock.is_symlink() or owners != {user}:
                 continue
             with locked(lock):
                 remove(path)

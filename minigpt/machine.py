@@ -37,6 +37,7 @@ _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 SLOW_HALVES = tuple(dtype for dtype in HALVES if _IS_X86 and not _KNOWN[dtype])
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: the allocator keeps what is smaller
+_largest_piece = 2**25  # bytes of freed memory that are kept in one piece: what glibc's own limit grows to
 ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32", "THP_MEM_ALLOC_ENABLE": "1"}
 
 
@@ -69,16 +70,19 @@ def return_memory() -> None:
 
 @contextlib.contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keep freed memory in the block, where large tensors of one size come and go; give it back at the end."""
+    """Keep freed memory in the block, where large tensors of one size come and go. Afterwards as before."""
+    before = _largest_piece
     _keep_pieces_to(2**30)
     try:
         yield
     finally:
-        return_memory()
+        _keep_pieces_to(before)
 
 
 def _keep_pieces_to(size: int) -> None:
     """Keep freed memory in pieces of at most so many bytes, and return what is kept beyond that."""
+    global _largest_piece
+    _largest_piece = size
     with contextlib.suppress(TypeError, AttributeError, OSError):  # another system, another library
         libc = ctypes.CDLL(None)
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):

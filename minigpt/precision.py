@@ -79,15 +79,16 @@ class WideProducts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        if func not in PRODUCTS or not any(map(_is_half, (*args, *options.values()))):
+        if func not in PRODUCTS or not all(map(_may_widen, (*args, *options.values()))):
             return func(*args, **options)
         options = {name: _wide(value) for name, value in options.items()}
         return func(*map(_wide, args), **options).half()
 
 
-def _is_half(argument: Any) -> bool:
-    return isinstance(argument, Tensor) and argument.dtype == torch.float16
+def _may_widen(argument: Any) -> bool:
+    """Return False for a tensor of another dtype than float16, which PyTorch refuses in a product with float16."""
+    return not isinstance(argument, Tensor) or argument.dtype == torch.float16
 
 
 def _wide(argument: Any) -> Any:
-    return argument.float() if _is_half(argument) else argument
+    return argument.float() if isinstance(argument, Tensor) else argument

@@ -197,6 +197,7 @@ class Recipe:
         """
         from minigpt.checkpoint.contents import read_stable
         from minigpt.engine import quantize_int8
+        from minigpt.host import host_of
         from minigpt.swap import fit_on_text
         from minigpt.swap.fit import require_fitted
 
@@ -216,7 +217,9 @@ class Recipe:
             model, sites = self._load_ours(content.checkpoint)
         fits: dict[str, Explained] = {}
         if self.fit is not None and content.tokenizer is not None:
-            fits = fit_on_text(model, content.tokenizer, self.fit, sites)
+            prefix = host_of(model).prefix  # of a GPT-2 whose weights are elsewhere: its sites are named as ours
+            for path, fit in fit_on_text(model, content.tokenizer, self.fit, sites).items():
+                fits[path.removeprefix(prefix)] = fit
         require_fitted(model)
         if self.quantize:
             model = quantize_int8(model)

@@ -36,6 +36,7 @@ def assert_norm_parity(
     device: str | torch.device | None = None,
     seed: int = 0,
     arrays: str | None = None,
+    every_case: bool = False,
 ) -> None:
     """Assert that ``norm`` is a LayerNorm, or an RMSNorm, at every dtype, as ``conformance.check_norm`` judges it.
 
@@ -47,6 +48,7 @@ def assert_norm_parity(
         seed: of the rows and weights.
         arrays: the package whose arrays the norm takes, if it is a function ``norm(x, weight, bias, eps)``: "numpy",
             "jax", ...; None for what its attribute ``arrays`` says.
+        every_case: whether to ask torch.compile also at dtypes where another case fails.
 
     Raises:
         AssertionError: if it is not. The message names the mistake, then each failed case with its error and bound.
@@ -54,7 +56,7 @@ def assert_norm_parity(
         ConfigError: if the device is unknown or absent.
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
-    report = check_norm(norm, kind=kind, cases=cases, device=device, seed=seed, arrays=arrays)
+    report = check_norm(norm, kind=kind, cases=cases, device=device, seed=seed, arrays=arrays, every_case=every_case)
     if not report.passed:
         raise AssertionError(str(report))
 

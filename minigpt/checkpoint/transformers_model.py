@@ -74,7 +74,7 @@ def load_with_transformers(
         gc.collect()  # a model that accelerate has hooked, and its folder, wait for it
         return_memory()
         folder = TemporaryFolder("weights")  # for those that no file has as the model needs them, as of experts
-        room = 0 if place_of_weights.type == "cpu" else may_take(memory, torch.device("cpu"))
+        room = 0 if place_of_weights.type == "cpu" else may_take(None, torch.device("cpu"))
         device_map = device_map_of(model, place_of_weights, room)
         options |= dict(device_map=device_map, offload_folder=folder.path)
         is_rounded_later = room == 0 and can_round_later(model, options["dtype"], _dtype_of_weights(place))

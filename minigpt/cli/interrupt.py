@@ -61,19 +61,24 @@ class Interrupts:
         os.set_blocking(writing, False)
         _thread.start_new_thread(self._wait, (reading,))
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_signals)
 
     def stop(self) -> None:
         """Give the signals back. From here on the interpreter ends, which a SIGINT does not disturb."""
         if self._pipe is None or self.came:
             return
-        if self.is_handling or self.is_handling_term:
-            signal.set_wakeup_fd(-1)
-        if self.is_handling_term:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._leave_signals()
         if self.is_handling:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         os.close(self._pipe[1])  # which ends the thread
+
+    def _leave_signals(self) -> None:
+        """Let SIGTERM end this process itself. A forked one has the pipe of its parent, and no thread that waits."""
+        if self.is_handling or self.is_handling_term:
+            signal.set_wakeup_fd(-1)
+        if self.is_handling_term:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end(self, status: int = STATUS) -> "NoReturn":
         """End the process: no temporary file and no child stays."""

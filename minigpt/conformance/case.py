@@ -69,6 +69,11 @@ class CaseResult:
     value: str  # on the axis: "1,025" of widths
 
     @property
+    def is_judged(self) -> bool:
+        """True if it passed or failed at some dtype."""
+        return bool(self.dtypes)
+
+    @property
     def passed(self) -> bool:
         """True if it failed at no dtype."""
         return not self.failed_at

@@ -147,7 +147,8 @@ class ConformanceReport:
         if not self.passed:
             wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
             judgement = f"is not {KINDS[self.kind]} at {wrong}"
-        counted = f"{len(self.cases) - len(self.failures)} of {len(self.cases)} cases pass"
+        judged = [case for case in self.cases if case.is_judged]
+        counted = f"{len(judged) - len(self.failures)} of {len(judged)} cases pass"
         lines = [f"{self.norm} {judgement} on {self.device}: {counted}"]
         for diagnosis in self.diagnoses:
             lines.append(f"diagnosis: {diagnosis}")
@@ -282,7 +283,8 @@ def unasked_compiled(results: Sequence[CaseResult]) -> list[str]:
         at += [dtype for dtype, reason in case.refused.items() if reason == UNASKED]
     if not at:
         return []
-    return [f"torch.compile is not asked at {listing(at)}, where other cases fail; --all asks it there too"]
+    way_out = "every_case, in the shell --all, asks it there too"
+    return [f"torch.compile is not asked at {listing(at)}, where other cases fail; {way_out}"]
 
 
 def case_names() -> list[str]:

@@ -56,11 +56,11 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
 
     about = f"A norm may be {KINDS[report.kind]} at one dtype and not at another."
     facts = {"covers": report.coverage, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
-    failures, passes = _parts(report)
+    failures, others = _parts(report)
     parts = [
         Part("dtypes", "At each dtype", about, ("dtype", "verdict"), list(report.verdicts.items())),
         *failures,
-        *passes,
+        *others,
         Part("conditions", "Conditions", "What the norm was checked with.", ("", "value"), list(facts.items())),
     ]
     passed = report.dtypes.get(dtype)
@@ -75,19 +75,27 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
 
 def _parts(report: ConformanceReport) -> tuple[list[Part], list[Part]]:
     """Return a part of each group's failed cases, and one of each group's other cases."""
-    failures, passes = [], []
+    failures, others = [], []
     for group, members in by_group(report.cases).items():
-        failed, passed = [], []
+        failed, passed, not_judged = [], [], []
         for case in members:
-            rows = passed if case.passed else failed
-            rows.append(_row(case))
+            if not case.is_judged:
+                not_judged.append(_row(case))
+            elif case.passed:
+                passed.append(_row(case))
+            else:
+                failed.append(_row(case))
+        count = len(failed) + len(passed)
         if failed:
-            title = f"{group}: {len(failed)} of {len(members)} FAIL"
+            title = f"{group}: {len(failed)} of {count} FAIL"
             failures.append(Part(f"failures-{group}", title, "", CASE_HEADS, failed))
         if passed:
-            title = f"{group}: {len(passed)} of {len(members)} pass"
-            passes.append(Part(f"passes-{group}", title, "", CASE_HEADS, passed, folded="Cases"))
-    return failures, passes
+            title = f"{group}: {len(passed)} of {count} pass"
+            others.append(Part(f"passes-{group}", title, "", CASE_HEADS, passed, folded="Cases"))
+        if not_judged:
+            title = f"{group}: {len(not_judged)} not judged"
+            others.append(Part(f"not-judged-{group}", title, "", CASE_HEADS, not_judged, folded="Cases"))
+    return failures, others
 
 
 def _row(case: CaseResult) -> tuple[Cell, ...]:
@@ -118,6 +126,8 @@ def _cases(report: ConformanceReport) -> Table:
     for case in sorted(report.cases, key=lambda case: case.passed):
         worst = case.worst
         verdict = "pass" if case.passed else "FAIL"
+        if not case.is_judged:
+            verdict = "not judged"
         table.add_row(case.name, _figure(worst.error), _figure(worst.bound), case.reason, case.note, verdict)
     return table
 

@@ -262,13 +262,13 @@ def _compare(truth: Tensor, logits: Tensor, difference: Tensor, targets: Tensor)
     Args:
         difference: of the logits from the truth.
     """
-    shares, true_size = _exp(truth)
-    _, size = _exp(logits)
-    kl = size - true_size - _dot(shares, difference) / shares.sum(-1)
+    shares, true_largest, true_size = _exp(truth)
+    _, largest, size = _exp(logits)
+    kl = (largest - true_largest) + (size - true_size) - _dot(shares, difference) / shares.sum(-1)
     if kl.isnan().any():  # as of logits at -inf
         kl = kl_divergence(truth.log_softmax(-1), logits.log_softmax(-1))
-    true_loss = _losses(truth, true_size, targets)
-    loss = _losses(logits, size, targets)
+    true_loss = _losses(truth, true_largest, true_size, targets)
+    loss = _losses(logits, largest, size, targets)
     top1, top5 = top_overlaps(logits, truth)
     return {
         "kl": kl.clamp(min=0),  # rounding may leave it just below 0
@@ -289,23 +289,33 @@ def _squares(rows: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
     return _dot(rows, rows)
 
 
-def _exp(logits: Float[Tensor, "rows vocab"]) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
-    """Return exp of each row without its largest number, and log of the sum of exp of the row as it is."""
+def _exp(
+    logits: Float[Tensor, "rows vocab"],
+) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """Return exp of each row without its largest number, that number, and log of the sum of that exp.
+
+    The sum of the last two would round away what small errors change, where all logits are far from 0.
+    """
     largest = logits.amax(-1, keepdim=True)
     shares = (logits - largest).exp_()
-    return shares, largest[:, 0] + shares.sum(-1).log()
+    return shares, largest[:, 0], shares.sum(-1).log()
 
 
 def _losses(
-    logits: Float[Tensor, "rows vocab"], size: Float[Tensor, " rows"], targets: Int[Tensor, " targets"]
+    logits: Float[Tensor, "rows vocab"],
+    largest: Float[Tensor, " rows"],
+    size: Float[Tensor, " rows"],
+    targets: Int[Tensor, " targets"],
 ) -> Float[Tensor, " targets"]:
     """Return the loss of each target, in nats.
 
     Args:
-        size: log of the sum of exp of each row.
+        largest: number of each row.
+        size: log of the sum of exp of each row without it.
     """
     count = len(targets)
-    return size[:count] - logits[:count].gather(1, targets[:, None])[:, 0]
+    of_targets = logits[:count].gather(1, targets[:, None])[:, 0]
+    return size[:count] + (largest[:count] - of_targets)
 
 
 def mean_by_rows(sums: list[float], counts: list[int]) -> tuple[float, float]:

@@ -42,6 +42,17 @@ if __name__ == "__main__":
         except BaseException:
             time.sleep(60)
 """
+FORKED = """
+import os, signal, time
+from minigpt.cli.interrupt import Interrupts
+Interrupts([]).start()
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+os.kill(child, signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
 IN_A_DESTRUCTOR = """
 import os, signal, sys
 from minigpt.cli import commands, main
@@ -132,6 +143,11 @@ def test_no_temporary_file_and_no_child_is_left(tmp_path: Path) -> None:
     assert not child.exists() or "\nState:\tZ" in (child / "status").read_text()
 
 
+def test_a_forked_process_ends_alone_by_the_signal_that_it_is_sent() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, f"{-signal.SIGTERM}\n"), done.stderr
+
+
 def test_a_process_that_ignores_the_signal_goes_on() -> None:
     """As under nohup."""
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -146,7 +162,7 @@ COMMANDS = {
     "parity": ["parity", "--norm", "textbook", "--gradients"],
     "sites": ["sites", "demo", "--text", "text.txt"],
     "norms": ["norms", "--check", "fused"],
-    "convert": ["convert", "demo", "out"],
+    "convert": ["convert", "demo", "out", "--force"],
     "bench": ["bench", "generate", "--model", "demo"],
     "finetune": ["finetune", "--text", "text.txt", "--steps", "5000", "--save-steps", "1", "--out", "tuned"],
     "study": ["study", "study.toml", "--out", "cells"],

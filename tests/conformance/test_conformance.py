@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import case_names, check_norm
 from minigpt.conformance.compare import compare
+from minigpt.conformance.summary import conformance_page
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 
 # torch.compile would trace the shape checks as well
@@ -48,6 +49,8 @@ def test_torch_compile_is_not_asked_where_another_case_fails() -> None:
     ordinary, compiled = report.cases
     assert compiled.dtypes == {}
     assert {*compiled.refused} == {*ordinary.dtypes}
+    assert "0 of 1 cases pass" in str(report)
+    assert "compile: 1 not judged" in conformance_page(report)
     assert "torch.compile is not asked at bfloat16, float16, float32, float64, where other" in report.notes[-1]
 
 

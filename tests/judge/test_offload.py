@@ -305,9 +305,12 @@ def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path, monkeyp
     killed = streaming(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
     folders = {*(tmp_path / "temp").iterdir()}
+    of_others = tmp_path / "temp" / "minigpt-study"
+    of_others.mkdir()
+    (of_others / "process.lock").touch()
     own = TemporaryFolder("truth")
     assert folders < {*(tmp_path / "temp").iterdir()}  # its process lives
     killed.kill()
     killed.communicate(timeout=60)
     another = TemporaryFolder("weights")
-    assert {*(tmp_path / "temp").iterdir()} == {own.path, another.path}
+    assert {*(tmp_path / "temp").iterdir()} == {own.path, another.path, of_others}

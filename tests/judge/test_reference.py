@@ -99,6 +99,8 @@ def test_products_of_float16_are_rounded_once() -> None:
     with WideProducts():
         products = [torch.addmm(bias, x, weight), F.linear(x, weight.T, bias=bias), x @ weight + bias]
         assert (x.float() @ weight.float()).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="dtype"):
+            F.linear(x, weight.T.float())
     for product in products[:2]:
         assert product.dtype == torch.float16
         differing = float((product != expected).double().mean())
