@@ -61,7 +61,7 @@ class Interrupts:
         os.set_blocking(writing, False)
         _thread.start_new_thread(self._wait, (reading,))
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._leave_signals)
+        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=self._become_child)
 
     def stop(self) -> None:
         """Give the signals back. From here on the interpreter ends, which a SIGINT does not disturb."""
@@ -73,8 +73,13 @@ class Interrupts:
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         os.close(self._pipe[1])  # which ends the thread
 
+    def _become_child(self) -> None:
+        """Let SIGTERM end a forked process itself: it has the pipe of its parent, and no thread that waits."""
+        self._leave_signals()
+        _unblock()
+
     def _leave_signals(self) -> None:
-        """Let SIGTERM end this process itself. A forked one has the pipe of its parent, and no thread that waits."""
+        """Give SIGTERM back."""
         if self.is_handling or self.is_handling_term:
             signal.set_wakeup_fd(-1)
         if self.is_handling_term:
@@ -139,6 +144,15 @@ class Interrupts:
     @property
     def is_handling_term(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._leave_to_thread
+
+
+def _block() -> None:
+    """Hold SIGTERM back while this thread forks: the child must not answer with its parent's handler."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def continues(words: list[str]) -> bool:

@@ -48,7 +48,8 @@ from minigpt.cli.interrupt import Interrupts
 Interrupts([]).start()
 child = os.fork()
 if child == 0:
-    time.sleep(60)
+    time.sleep(10)
+    os._exit(0)
 os.kill(child, signal.SIGTERM)
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
