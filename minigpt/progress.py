@@ -18,11 +18,11 @@ class Steps:
 
     def __init__(self, progress: Progress | None, total: int = 0) -> None:
         self.progress, self.total, self.begun = progress, total, 0
-        self.step, self.begin = "", time.monotonic()
+        self.step, self.step_started = "", time.monotonic()
 
     def __call__(self, step: str) -> None:
         """Begin a step."""
-        self.step, self.begin = step, time.monotonic()
+        self.step, self.step_started = step, time.monotonic()
         if self.progress is not None:
             self.progress(step, self.begun / max(self.total, self.begun + 1))
         self.begun += 1
@@ -36,7 +36,7 @@ class Steps:
         if self.progress is None:
             return
         done = (self.begun - 1 + min(share, LARGEST_SHARE)) / max(self.total, self.begun)
-        left = time_left(time.monotonic() - self.begin, share)
+        left = time_left(time.monotonic() - self.step_started, share)
         self.progress(f"{self.step}: {place}{left}", done)
 
 

@@ -60,16 +60,17 @@ def load_with_transformers(
             dtype=dtype or config.dtype or _dtype_of_weights(place),
             attn_implementation=attention,
         )
+        is_quantized = getattr(config, "quantization_config", None) is not None
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, **options)
-        check_memory(place, model, getattr(config, "quantization_config", None) is not None)
+        check_memory(place, model, is_quantized)
         if is_empty:
             return model, {}
         options |= dict(config=config, local_files_only=True, use_safetensors=True, output_loading_info=True)
         weights = sum(parameter.numel() for parameter in model.parameters())
         if weights * (itemsize or model.dtype.itemsize) <= may_take(memory, place_of_weights):
             return AutoModelForCausalLM.from_pretrained(place, **options)
-        if getattr(config, "quantization_config", None) is not None:
+        if is_quantized:
             raise quantized(place, quantization_method(config))  # its weights are unpacked in memory, if at all
         gc.collect()  # a model that accelerate has hooked, and its folder, wait for it
         return_memory()
