@@ -205,6 +205,7 @@ static char *carve(char **memory, long bytes) {
 static long layout_memory(struct step *step, struct worker *me, long number, char *memory, long longest) {
     const struct model *model = step->model;
     const long rows = step->rows->count, few = rows < FEW ? rows : FEW, many = rows > FEW ? rows : 0;
+    const long shared = rows < SHARED ? rows : SHARED;
     const long phases = PHASES * model->layers + OTHERS, float_row = sizeof(float) * rows;
     const long widest = model->width > model->inner ? model->width : model->inner, part = part_of(widest);
     const long outputs = 3 * model->width > model->inner ? 3 * model->width : model->inner;
@@ -214,7 +215,7 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
     step->qkv = (float *)carve(&memory, float_row * 3 * model->width);
     step->mixed = (float *)carve(&memory, float_row * model->width);
     step->hidden = (float *)carve(&memory, float_row * model->inner);
-    step->partial = (float *)carve(&memory, sizeof(float) * (PARTS * few + many) * (padded(outputs, SLAB) + SLAB));
+    step->sums = (float *)carve(&memory, sizeof(float) * (PARTS * shared + rows) * (padded(outputs, SLAB) + SLAB));
     step->operand = (float *)carve(&memory, sizeof(float) * many * pitch_of(widest, 1));
     step->scales = (float *)carve(&memory, sizeof(float) * many * (padded(widest, BLOCK) / BLOCK));
     for (long i = 0; i <= number; i++) {
@@ -223,6 +224,7 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
         me->scores = (float *)carve(&memory, sizeof(float) * ROWS * me->longest);
         me->operand = (float *)carve(&memory, sizeof(float) * few * pitch_of(widest, 1));
         me->scales = (float *)carve(&memory, sizeof(float) * few * (padded(widest, BLOCK) / BLOCK));
+        me->part = (float *)carve(&memory, sizeof(float) * few * (WIDEST + SLAB));
         me->packed = (float *)carve(&memory, many ? sizeof(float) * SLAB * (part > KEPT ? part : KEPT) : 0);
     }
     return memory - start;

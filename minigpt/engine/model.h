@@ -72,7 +72,7 @@ struct step {
     long threads;
     struct counter *counters;
     float *x, *qkv, *mixed, *hidden; /* (R, C), (R, 3C), (R, C), (R, inner) */
-    float *partial;                  /* (parts, R, outputs): sums of a product before they are added up */
+    float *sums;                     /* (parts, R, outputs) of a product */
     float *operand, *scales;         /* of many rows, as a worker's for few */
 };
 struct worker { /* a thread's own memory */
@@ -84,6 +84,7 @@ struct worker { /* a thread's own memory */
     float *scores;   /* (ROWS, columns) of one head */
     float *operand;  /* (R, pitch), in units: one float32, two bfloat16, or two integers of 16 bits */
     float *scales;   /* (R, blocks) of int8 */
+    float *part;     /* (R, outputs of a chunk), sums of a part of the inputs */
     float *packed;   /* (units, SLAB), weights for many rows */
 };
 

@@ -11,8 +11,8 @@ enum { SLAB = 64, STRIPE = 32, PIECE = 512 }; /* outputs; inputs; outputs that a
 enum { PARTS = 8 };                           /* of the inputs, at most */
 enum { FEW = 24, BATCH = 32 };                /* rows; more than FEW are many, and a chunk prepares BATCH of them */
 enum { KEPT = 768 };                          /* units of a slab that are packed together */
-enum { STREAMED = 8, STREAMS = 8, EARLY = 512 }; /* rows; inputs that are read together; columns to prefetch ahead */
-enum { STRIP = 6144 };                        /* sums of all rows that stay in the nearest cache */
+enum { STREAMS = 8, EARLY = 512 };            /* inputs that are read together; columns to prefetch ahead */
+enum { SHARED = 8, WIDEST = 1024 };           /* rows in float32 for which threads share parts of inputs; outputs of a chunk */
 enum { SHARE = 16, FAR = 16 };                /* outputs that stay in a cache; slabs to prefetch ahead */
 enum after { STORE, ADD, ACTIVATE, LOGITS };  /* LOGITS: out is (R, padded), and takes the sums as they are */
 
@@ -64,11 +64,12 @@ struct product {
     const struct norm *norm; /* of the input, or NULL */
     const float *in;         /* (R, K); or more rows, of which output_rows names R */
     const int64_t *output_rows;
-    float *sums;             /* (parts, R, step); (R, step) for many rows */
+    float *sums;             /* (parts, R, step) */
     float *out;              /* (R, out) */
     float *operand, *scales; /* of the worker, or of all for many rows */
     int64_t rows, pitch, is_many;
-    int64_t part, parts;     /* inputs of a part, and their number */
+    int64_t is_last;         /* a chunk's sums are whole, and the chunk does what comes after, too */
+    int64_t part, parts;     /* inputs of a part, and parts that threads share */
     int64_t chunk, step;     /* outputs of a chunk, and from row to row of the sums */
     enum after after;
 };
@@ -133,27 +134,27 @@ INLINE void tile(int rows, const float *x, long x_step, const float *w, long w_s
         }
 }
 
-/* Copy a slab's weights to where the tile reads them, as STRIPE inputs (units, SLAB), with zeros behind the last ones. */
-INLINE void pack(const struct matrix *m, long k, long n, long o, long outs, float *units, int is_half) {
+/* Copy weights of n inputs and some outputs to where the tile reads them, as STRIPE inputs (units, SLAB), with zeros behind the
+ * last ones. A function of its own: the tile behind it would get too few registers. */
+static __attribute__((noinline)) void pack(const char *w, long w_step, long n, long outs, float *units, int is_half) {
     const int is_dot = is_half && HAS_DOT;
     const long size = is_half ? 2 : 4, unit = 1 + is_dot;
-    const char *w = (const char *)m->weight + (k * m->out + o) * size;
     if (n < STRIPE || outs < SLAB) {
         memset(units, 0, sizeof(float) * STRIPE / unit * SLAB);
         for (long i = 0; i < n; i++)
             for (long j = 0; j < outs; j++) {
-                if (is_dot) ((uint16_t *)units)[(i / 2 * SLAB + j) * 2 + i % 2] = ((const uint16_t *)w)[i * m->out + j];
-                else units[i * SLAB + j] = value_at(w, i * m->out + j, is_half);
+                if (is_dot) ((uint16_t *)units)[(i / 2 * SLAB + j) * 2 + i % 2] = ((const uint16_t *)w)[i * w_step + j];
+                else units[i * SLAB + j] = value_at(w, i * w_step + j, is_half);
             }
         return;
     }
-    for (long i = 0; i < STRIPE / unit; i++, w += unit * m->out * size, units += SLAB) {
+    for (long i = 0; i < STRIPE / unit; i++, w += unit * w_step * size, units += SLAB) {
 #if defined(__AVX512BF16__)
         for (long j = 0; is_dot && j < SLAB; j += 2 * LANES) {
             const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
                                                  38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
             const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-            const __m512i one = _mm512_loadu_si512(w + j * size), two = _mm512_loadu_si512(w + (m->out + j) * size);
+            const __m512i one = _mm512_loadu_si512(w + j * size), two = _mm512_loadu_si512(w + (w_step + j) * size);
             _mm512_storeu_si512(units + j, _mm512_permutex2var_epi16(one, low, two));
             _mm512_storeu_si512(units + j + LANES, _mm512_permutex2var_epi16(one, high, two));
         }
@@ -181,20 +182,28 @@ INLINE void add_inputs(long rows, const float *x, long x_step, const char *w, lo
     }
 }
 
-/* sums (rows, columns), which are 0, += x (rows, units) times w (units, columns). Memory is read in STREAMS sequences, each a
- * row of w. */
+/* Return the place far units behind w, for a thread that goes on at later after the left units. */
+INLINE const char *reached(const char *w, long far, long unit, long left, const char *later) {
+    return far < left ? w + far * unit : later + (far - left) * unit;
+}
+
+/* sums (rows, columns) = x (rows, units) times w (units, columns), for columns that have left units. Memory is read in so many
+ * streams, each a row of w. Afterwards the thread probably goes on at later. */
 INLINE void stream(long rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step, long units,
-                   long columns, int is_half) {
+                   long columns, int is_half, int streams, long left, const char *later) {
     const int vecs = is_half ? 2 : LINE_VECS;
     const long size = is_half ? 2 : 4, width = vecs * LANES, whole = columns / width * width;
+    for (long r = 0; r < rows; r++) memset(sums + r * step, 0, sizeof(float) * columns);
     for (long k = 0, some; k < units; k += some, w += some * w_step * size) {
-        some = units - k < STREAMS ? 1 : STREAMS;
-        for (long c = 0; some == STREAMS && c < whole; c += width) {
-            if (c * size % LINE == 0) { /* behind the end of a row begins the next one of its sequence */
-                const long next = (c + EARLY < columns ? c + EARLY : STREAMS * w_step + c + EARLY - columns) * size;
-                for (int i = 0; i < STREAMS; i++) prefetch(w + i * w_step * size + next, LINE);
+        some = units - k < streams ? 1 : streams;
+        for (long c = 0; some == streams && c < whole; c += width) {
+            if (c * size % LINE == 0) { /* behind the end of a row begins the next one of its stream */
+                long far = 0, column = c + EARLY;
+                for (; column >= columns; column -= columns) far += streams;
+                const char *next = reached(w, far, w_step * size, left - k, later) + column * size;
+                for (int i = 0; i < streams; i++) prefetch(next + i * w_step * size, LINE);
             }
-            for (int i = 0; i < STREAMS; i += GROUP)
+            for (int i = 0; i < streams; i += GROUP)
                 add_inputs(rows, x + k + i, x_step, w + (i * w_step + c) * size, w_step, sums + c, step, GROUP, vecs, is_half);
         }
         for (long c = 0; some == 1 && c < whole; c += width)
@@ -208,52 +217,61 @@ INLINE void stream(long rows, const float *x, long x_step, const char *w, long w
     for (long r = 0; is_half && r < rows; r++) straighten(sums + r * step, whole);
 }
 
-/* The same in strips of outputs, so narrow that their sums stay in the nearest cache. */
-INLINE void stream_strips(long rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step,
-                          long units, long columns, int is_half) {
-    const long most = STRIP / rows / SLAB * SLAB, size = is_half ? 2 : 4;
-    for (long c = 0, some; c < columns; c += some, w += some * size, sums += some) {
-        some = columns - c < most ? columns - c : most;
-        if (rows == 1) stream(1, x, x_step, w, w_step, sums, step, units, some, is_half); /* without a loop of rows */
-        else stream(rows, x, x_step, w, w_step, sums, step, units, some, is_half);
-    }
-}
-
-/* Sums of a part of the inputs, for weights in columns. Up to STREAMED rows read them in strips of outputs, more rows in
- * stripes of a few inputs, SLAB outputs at a time. */
-INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
-    const struct matrix *m = p->matrix;
-    const int is_dot = is_half && HAS_DOT;
-    const long rows = p->rows, size = is_half ? 2 : 4, unit = 1 + is_dot, stripe = STRIPE;
-    const long part = chunk % p->parts, last = (part + 1) * p->part < m->in ? (part + 1) * p->part : m->in;
-    const long later = (chunk + me->step->threads) % p->parts * p->part; /* where this thread probably goes on */
-    float *sums = p->sums + part * rows * p->step + from, units[STRIPE * SLAB] __attribute__((aligned(64)));
-    for (long r = 0; r < rows; r++) memset(sums + r * p->step, 0, sizeof(float) * padded(count, SLAB));
-    if (rows <= STREAMED && !is_dot) {
-        const long k = part * p->part;
-        const char *w = (const char *)m->weight + (k * m->out + from) * size;
-        stream_strips(rows, p->operand + k, p->pitch, w, m->out, sums, p->step, last - k, count, is_half);
-        return;
-    }
-    for (long k = part * p->part; k < last; k += stripe)
-        for (long c = 0; c < count; c += SLAB) {
-            const long n = last - k < stripe ? last - k : stripe, outs = count - c < SLAB ? count - c : SLAB;
-            const int is_ready = !is_half && outs == SLAB;
-            const float *w = is_ready ? (const float *)m->weight + k * m->out + from + c : units;
-            if (!is_ready) pack(m, k, n, from + c, outs, units, is_half);
-            long then = k, column = c + FAR * SLAB; /* of the weights to prefetch */
-            for (; column >= count; column -= padded(count, SLAB)) then += stripe;
-            if (then >= last) then += later - last;
-            const char *next = (const char *)m->weight + (then * m->out + from + column) * size;
+/* The same by instructions for pairs of bfloat16. A stripe of a few inputs is read SLAB outputs at a time. */
+INLINE void stripes(long rows, const float *x, long x_step, const char *w, long w_step, float *sums, long step, long units,
+                    long columns, long left, const char *later) {
+    const long stripe = STRIPE, size = sizeof(uint16_t);
+    float packed[STRIPE / 2 * SLAB] __attribute__((aligned(64)));
+    for (long r = 0; r < rows; r++) memset(sums + r * step, 0, sizeof(float) * padded(columns, SLAB));
+    for (long k = 0; k < units; k += stripe, w += stripe * w_step * size)
+        for (long c = 0; c < columns; c += SLAB) {
+            const long n = units - k < stripe ? units - k : stripe, outs = columns - c < SLAB ? columns - c : SLAB;
+            pack(w + c * size, w_step, n, outs, packed, 1);
+            long far = 0, column = c + FAR * SLAB;
+            for (; column >= columns; column -= padded(columns, SLAB)) far += stripe;
+            const char *next = reached(w, far, w_step * size, left - k, later) + column * size;
             for (long r = 0, many; r < rows; r += many) {
                 many = height(rows - r);
-                const float *x = p->operand + r * p->pitch + k / unit;
-                struct ahead ahead = turn(next, m->out * size, SLAB * size, n, r, many, rows);
+                struct ahead ahead = turn(next, w_step * size, SLAB * size, n, r, many, rows);
                 for (long v = 0; v < SLAB; v += VECS * LANES, ahead.bytes = 0)
-                    WITH_ROWS(many, tile, x, p->pitch, w + v, is_ready ? m->out : SLAB, sums + r * p->step + c + v, p->step,
-                              (n + unit - 1) / unit, is_dot, GO_ON, ahead);
+                    WITH_ROWS(many, tile, x + r * x_step + k / 2, x_step, packed + v, SLAB, sums + r * step + c + v, step,
+                              (n + 1) / 2, 1, GO_ON, ahead);
             }
         }
+}
+
+/* Sums of a part of the inputs, from k on, for weights in columns. At input last the thread probably goes on at later. */
+INLINE void add_part(const struct product *p, long k, long from, long count, float *sums, long step, long last,
+                     const char *later, int is_half, int streams) {
+    const struct matrix *m = p->matrix;
+    const long units = m->in - k < p->part ? m->in - k : p->part, unit = 1 + (is_half && HAS_DOT), left = last - k;
+    const char *w = (const char *)m->weight + (k * m->out + from) * (is_half ? 2 : 4);
+    const float *x = p->operand + k / unit;
+    if (is_half && HAS_DOT) stripes(p->rows, x, p->pitch, w, m->out, sums, step, units, count, left, later);
+    else if (p->rows == 1) stream(1, x, p->pitch, w, m->out, sums, step, units, count, is_half, streams, left, later);
+    else stream(p->rows, x, p->pitch, w, m->out, sums, step, units, count, is_half, streams, left, later);
+}
+
+/* Sums for weights in columns: of one part of the inputs where threads share the parts, else of all parts. */
+INLINE void columns_chunk(struct worker *me, const struct product *p, long chunk, long from, long count, int is_half) {
+    const struct matrix *m = p->matrix;
+    const long size = is_half ? 2 : 4, threads = me->step->threads, rows = p->rows, step = p->chunk + SLAB;
+    const char *w = (const char *)m->weight;
+    float *sums = p->sums + from;
+    if (p->parts > 1) {
+        const long part = chunk % p->parts, next = (part + threads) % p->parts, last = (part + 1) * p->part;
+        const char *later = w + (next * p->part * m->out + from) * size;
+        add_part(p, part * p->part, from, count, sums + part * rows * p->step, p->step, last, later, is_half, STREAMS);
+        return;
+    }
+    const long next = from + threads * p->chunk;
+    const char *later = w + (next < m->out ? next : from) * size;
+    add_part(p, 0, from, count, sums, p->step, m->in, later, is_half, 2 * STREAMS);
+    for (long k = p->part; k < m->in; k += p->part) {
+        add_part(p, k, from, count, me->part, step, m->in, later, is_half, 2 * STREAMS);
+        for (long r = 0; r < rows; r++)
+            for (long i = 0; i < count; i++) sums[r * p->step + i] += me->part[r * step + i];
+    }
 }
 
 /* Sums of a slab of outputs for many rows, for weights in columns. As many parts as stay in the cache are packed together. */
@@ -268,7 +286,8 @@ INLINE void slab_chunk(struct worker *me, const struct product *p, long from, in
         for (long i = k; i < last; i += stripe) {
             for (long j = i + stripe; j < i + 2 * stripe && j < last; j++)
                 prefetch((const char *)m->weight + (j * m->out + from) * size, outs * size);
-            pack(m, i, last - i < stripe ? last - i : stripe, from, outs, me->packed + (i - k) / unit * SLAB, is_half);
+            const char *w = (const char *)m->weight + (i * m->out + from) * size;
+            pack(w, m->out, last - i < stripe ? last - i : stripe, outs, me->packed + (i - k) / unit * SLAB, is_half);
         }
         for (long r = 0, many; r < p->rows; r += many) {
             many = height(p->rows - r);
@@ -322,13 +341,15 @@ INLINE void rows_chunk(const struct product *p, long from, long count, int is_ha
         for (long r = 0, many; r < rows; r += many) {
             many = height(rows - r);
             for (long o = first, outs; o < last; o += outs) {
-                outs = last - o < 4 ? 1 : many <= 3 ? 4 : VECS;
+                const long most = many <= 3 ? 4 : many == 4 && VECS < 3 ? 3 : VECS;
+                outs = last - o < most ? 1 : most;
                 const long line = lanes * outs * size;
                 const char *x = (const char *)p->operand + r * x_size, *w = (const char *)m->weight + o * m->in * size;
                 const struct ahead ahead = turn(w + share * m->in * size, line, line, m->in / lanes, r, many, rows);
                 float *y = p->sums + r * p->step + o;
                 if (outs == 1) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 1, is_half, ahead)
                 else if (outs == 4) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 4, is_half, ahead)
+                else if (outs == 3) dots(4, x, x_size, w, y, p->step, m->in, 3, is_half, ahead);
                 else WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, VECS, is_half, ahead)
             }
         }
@@ -481,13 +502,30 @@ static void prepare_chunk(struct worker *me, const void *job, long chunk) {
     for (long r = chunk * BATCH; r < p->rows && r < (chunk + 1) * BATCH; r++) prepare(me, p, r);
 }
 
+/* Add up the parts of a row's sums, and do what comes after the product. */
+static void finish(const struct worker *me, const struct product *p, long r, long from, long count) {
+    float *sums = p->sums + r * p->step + from, *out = p->out + r * p->matrix->out + from;
+    for (long part = 1; part < p->parts; part++)
+        for (long i = 0; i < count; i++) sums[i] += sums[part * p->rows * p->step + i];
+    if (p->matrix->bias)
+        for (long i = 0; i < count; i++) sums[i] += p->matrix->bias[from + i];
+    if (p->after == ACTIVATE) activate(sums, count, me->step->model->activation);
+    for (long i = 0; i < count; i++) out[i] = p->after == ADD ? out[i] + sums[i] : sums[i];
+}
+
+static void finish_chunk(struct worker *me, const void *job, long chunk) {
+    const struct product *p = job;
+    const long width = p->matrix->out, pieces = (width + PIECE - 1) / PIECE, from = chunk % pieces * PIECE;
+    const long count = width - from < PIECE ? width - from : PIECE, first = chunk / pieces * BATCH;
+    for (long r = first; r < p->rows && r < first + BATCH; r++) finish(me, p, r, from, count);
+}
+
 static void product_chunk(struct worker *me, const void *job, long chunk) {
     const struct product *p = job;
     const struct matrix *m = p->matrix;
     const int is_half = m->form == HALF_COLUMNS || m->form == HALF_ROWS;
     const int is_split = m->form == FLOAT_COLUMNS || m->form == HALF_COLUMNS;
-    const long from = (p->is_many ? chunk : chunk / p->parts) * p->chunk;
-    const long count = m->out - from < p->chunk ? m->out - from : p->chunk;
+    const long from = chunk / p->parts * p->chunk, count = m->out - from < p->chunk ? m->out - from : p->chunk;
     /* Few rows are prepared by every thread for itself: waiting for another thread would take longer. */
     for (long r = me->is_prepared || p->is_many ? p->rows : 0; r < p->rows; r++) prepare(me, p, r);
     me->is_prepared = 1;
@@ -498,22 +536,7 @@ static void product_chunk(struct worker *me, const void *job, long chunk) {
     else if (is_split) columns_chunk(me, p, chunk, from, count, 0);
     else if (is_half) rows_chunk(p, from, count, 1);
     else rows_chunk(p, from, count, 0);
-}
-
-/* Add up the parts of a piece of the outputs of some rows, and do what comes after the product. */
-static void finish_chunk(struct worker *me, const void *job, long chunk) {
-    const struct product *p = job;
-    const long width = p->matrix->out, pieces = (width + PIECE - 1) / PIECE, from = chunk % pieces * PIECE;
-    const long count = width - from < PIECE ? width - from : PIECE, parts = p->is_many ? 1 : p->parts;
-    for (long r = chunk / pieces * BATCH; r < p->rows && r < (chunk / pieces + 1) * BATCH; r++) {
-        float *sums = p->sums + r * p->step + from, *out = p->out + r * width + from;
-        for (long part = 1; part < parts; part++)
-            for (long i = 0; i < count; i++) sums[i] += sums[part * p->rows * p->step + i];
-        if (p->matrix->bias)
-            for (long i = 0; i < count; i++) sums[i] += p->matrix->bias[from + i];
-        if (p->after == ACTIVATE) activate(sums, count, me->step->model->activation);
-        for (long i = 0; i < count; i++) out[i] = p->after == ADD ? out[i] + sums[i] : sums[i];
-    }
+    for (long r = p->is_last ? 0 : p->rows; r < p->rows; r++) finish(me, p, r, from, count);
 }
 
 /* out = what comes after in (normalized) times a matrix. */
@@ -522,21 +545,24 @@ static void multiply(struct worker *me, const struct matrix *m, const struct nor
     const struct step *step = me->step;
     const int is_split = m->form == FLOAT_COLUMNS || m->form == HALF_COLUMNS, is_head = after == LOGITS;
     const int unit = m->form == INT8_PANELS || (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS)) ? 2 : 1;
-    const long rows = is_head ? step->rows->outputs : step->rows->count, is_many = rows > FEW;
-    const long part = is_split ? part_of(m->in) : m->in, parts = (m->in + part - 1) / part;
-    const long pieces = (4 * step->threads + parts - 1) / parts;
-    const long chunk = is_many ? SLAB : padded((m->out + pieces - 1) / pieces, SLAB), chunks = (m->out + chunk - 1) / chunk;
+    const long rows = is_head ? step->rows->outputs : step->rows->count, is_many = rows > FEW, part = part_of(m->in);
+    /* Where reading takes longest, threads share the parts: each is read in one sequence. Else a thread's sums stay in a cache. */
+    const int is_shared = is_split && rows <= (m->form == HALF_COLUMNS && !HAS_DOT ? SHARED / 2 : SHARED);
+    const long parts = is_shared ? (m->in + part - 1) / part : 1, pieces = (4 * step->threads + parts - 1) / parts;
+    const long wide = padded((m->out + pieces - 1) / pieces, SLAB), most = is_many ? SLAB : is_shared ? wide : WIDEST;
+    const long chunk = wide < most ? wide : most;
     const struct product p = {
         .matrix = m, .norm = norm, .in = in, .output_rows = is_head ? step->rows->output_rows : NULL,
-        .sums = is_head ? out : step->partial, .out = out,
+        .sums = is_head ? out : step->sums, .out = out,
         .operand = is_many ? step->operand : me->operand, .scales = is_many ? step->scales : me->scales,
-        .rows = rows, .pitch = pitch_of(m->in, unit), .is_many = is_many, .part = part, .parts = parts, .chunk = chunk,
+        .rows = rows, .pitch = pitch_of(m->in, unit), .is_many = is_many, .is_last = parts == 1 && !is_many && !is_head,
+        .part = part, .parts = parts, .chunk = chunk,
         .step = padded(m->out, SLAB) + (is_head ? 0 : SLAB), .after = after,
     };
     const long batches = (rows + BATCH - 1) / BATCH;
     if (is_many) parallel_for(me, batches, prepare_chunk, &p);
-    parallel_for(me, is_many ? chunks : parts * chunks, product_chunk, &p);
-    if (!is_head) parallel_for(me, batches * ((m->out + PIECE - 1) / PIECE), finish_chunk, &p);
+    parallel_for(me, parts * ((m->out + chunk - 1) / chunk), product_chunk, &p);
+    if (!is_head && !p.is_last) parallel_for(me, batches * ((m->out + PIECE - 1) / PIECE), finish_chunk, &p);
 }
 
 #endif
