@@ -5,9 +5,10 @@
  * depends only on its length: a row has the same bits in any batch, with its text at once or in pieces, and by any number
  * of threads.
  *
- * With FEW rows a step takes as long as reading the weights, and memory is fastest when it is read in one sequence: a
- * chunk reads a contiguous piece of a weight, and asks for the next lines of that piece while it computes. With more rows
- * it takes as long as its products: a chunk keeps a slab of weights in the cache while all rows pass.
+ * With up to SHARED rows a step takes as long as reading the weights, and memory is fastest when it is read in one sequence:
+ * a chunk reads a contiguous piece of a weight, and asks for the next lines of that piece while it computes. With more rows
+ * it takes as long as its products: a chunk takes all inputs of a strip of outputs, whose sums stay in a cache, and with
+ * more than FEW a slab of weights stays there while all rows pass.
  *
  * Each file uses those before it: simd.h, model.h, products.h, kernel.c. The whole is compiled once for each level of
  * instructions, under different names.
