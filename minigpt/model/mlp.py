@@ -60,9 +60,10 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def gelu_new(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     """GELU by tanh (Hendrycks & Gimpel 2016, arXiv 1606.08415, section 2), in the reference's operations."""
+    half = 0.5 * x  # the first, as in the reference: gradients are added in the order of the operations
     cubic = x + 0.044715 * torch.pow(x, 3.0)
     inner = math.sqrt(2.0 / math.pi) * cubic
-    return 0.5 * x * (1.0 + torch.tanh(inner))
+    return half * (1.0 + torch.tanh(inner))
 
 
 def gelu_tanh(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
