@@ -23,6 +23,8 @@ from minigpt.judge.reference import Reference
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 
+Rows = Float[Tensor, "rows width"]  # one a token, and of norms of heads one a token and head
+
 SAME = 1e-6  # two readings in float64 differ by less, relative to their size
 EXPLAINED = 0.5  # an error of a block that falls below this share, less what was off before, came from there
 
@@ -37,6 +39,7 @@ class Replacing:
         outputs: of the program, for the text that is read now.
         errors: by place, of the program's outputs, given its outputs before.
         without: by place and a norm before it in its block, the same errors less what was off where that norm reads.
+        has_more_streams: whether a block returns more than the program's one stream, as in Gemma 3n.
     """
 
     def __init__(self, truth: Truth, root: nn.Module) -> None:
@@ -44,7 +47,8 @@ class Replacing:
         self.outputs: Outputs = {}
         self.errors: defaultdict[str, RowDistance] = defaultdict(RowDistance)
         self.without: defaultdict[tuple[str, str], RowDistance] = defaultdict(RowDistance)
-        self.residuals: dict[str, Float[Tensor, "1 seq embd"]] = {}
+        self.residuals: dict[str, Rows] = {}
+        self.has_more_streams = False
         self.hooks: list[Any] = []
 
     def __enter__(self) -> "Replacing":
@@ -69,18 +73,23 @@ class Replacing:
         exact = output
         if not is_alone:
             exact = output[0]
-        program = self.outputs[place].to(exact.device, torch.float64)[None]
-        self.errors[place].add(program[0], exact[0])
+        program = self.outputs[place].to(exact.device, torch.float64)
+        if program.numel() != exact.numel():
+            self.has_more_streams = True
+            return None
+        program = program.view_as(exact)
+        written = _rows(program)
+        self.errors[place].add(written, _rows(exact))
         if place in self.truth.norms and args:
-            self._add_norm(place, args[0], program)
+            self._add_norm(place, _rows(args[0]), written)
         for site, off in self.residuals.items():
             if site.startswith(f"{place}."):
-                self.without[place, site].add((program - off)[0], exact[0])
+                self.without[place, site].add(written - off, _rows(exact))
         if is_alone:
             return program
         return (program, *output[1:])
 
-    def _add_norm(self, place: str, x: Tensor, program: Tensor) -> None:
+    def _add_norm(self, place: str, x: Rows, program: Rows) -> None:
         """Count the output of a norm, and keep how far the stream was off that it has read."""
         norm = self.truth.norms[place]
         off = residual_error(norm, x, program)
@@ -88,7 +97,7 @@ class Replacing:
             return
         for site, before in self.residuals.items():
             if self._block_of(site) == self._block_of(place):
-                self.without[place, site].add(program[0], norm(x + before)[0])
+                self.without[place, site].add(program, norm(x + before))
         self.residuals[place] = off
 
     def _block_of(self, place: str) -> str | None:
@@ -99,14 +108,17 @@ class Replacing:
         return None
 
 
-def residual_error(
-    norm: TrueNorm, x: Float[Tensor, "1 seq embd"], program: Float[Tensor, "1 seq embd"]
-) -> Float[Tensor, "1 seq embd"] | None:
+def _rows(x: Float[Tensor, "*dims width"]) -> Rows:
+    """Return the rows of a norm or a block, which are (1, T, C), (T, C), and of norms of heads (1, T, H, D)."""
+    return x.flatten(0, -2)
+
+
+def residual_error(norm: TrueNorm, x: Rows, program: Rows) -> Rows | None:
     """Return how far the stream that a program's norm has read is from ``x``, as far as the norm's output shows it.
 
     A norm hides two numbers of a row: its mean and its size. They are taken from ``x``.
     """
-    if norm.module is not None or norm.weight is None or x.dim() != program.dim():
+    if norm.module is not None or norm.weight is None:
         return None
     mean = torch.zeros_like(x[..., :1])
     if norm.kind == "layer_norm":
@@ -124,7 +136,7 @@ def new_errors(truth: Truth, texts: list[tuple[Sample, Outputs]]) -> dict[str, f
     """Return the relative error that each norm and block adds, given the program's outputs before it.
 
     The error of a block leaves out what the program's attention added, as far as its second norm shows that. Nothing
-    is known, and nothing returned, without the checkpoint or without the output of every block.
+    is known, and nothing returned, without the checkpoint or without the whole output of every block.
 
     Args:
         texts: the texts, and the program's outputs of norms and blocks on each.
@@ -142,6 +154,8 @@ def new_errors(truth: Truth, texts: list[tuple[Sample, Outputs]]) -> dict[str, f
         for sample, outputs in texts:
             replacing.outputs, replacing.residuals = outputs, {}
             reference(truth.tensor(sample.ids))
+    if replacing.has_more_streams:
+        return {}
     errors: dict[str, float] = {}
     for place, distance in replacing.errors.items():
         errors[place] = distance.relative

@@ -192,6 +192,17 @@ def gradient_texts(prompts: Sequence[Sample], windows: Sequence[Sample]) -> list
     return texts
 
 
+def only_text(y: Tensor) -> Tensor:
+    """Return what a norm or a block computes of the only text of a batch.
+
+    Args:
+        y: (1, T, ...), or (T, C) where a model has put the rows of all texts in one dimension, as OPT does.
+    """
+    if y.ndim == 2:
+        return y
+    return y[0]
+
+
 def as_batch(ids: list[int], device: torch.device) -> Tensor:
     """Return token ids as a batch of one (1, T)."""
     return torch.tensor([ids], device=device)

@@ -24,7 +24,7 @@ from minigpt.host import Float64, host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
-from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch
+from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch, only_text
 from minigpt.judge.together import read_together, reads_apart
 from minigpt.precision import HALVES, dtype_name, full_products
 from minigpt.shape import Shape
@@ -179,8 +179,8 @@ class Reference(Runner):
         inputs: dict[str, Tensor] = {}
         for site in self.host.sites:
             if site in recorder.inputs:
-                inputs[site] = recorder.inputs[site][0]
-        outputs = {place: y[0] for place, y in recorder.outputs.items()}
+                inputs[site] = only_text(recorder.inputs[site])
+        outputs = {place: only_text(y) for place, y in recorder.outputs.items()}
         return Reading(logits, outputs, inputs)
 
     def _places(self) -> list[str]:

@@ -17,7 +17,7 @@ from minigpt.errors import ConfigError
 from minigpt.host import hooked, is_compiled, prefix_of
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
-from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch
+from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch, only_text
 from minigpt.judge.reference import arguments_of, batches, cached_reader
 from minigpt.judge.together import read_together, reads_apart
 from minigpt.offload import is_offloaded, is_sharded, plain_copy
@@ -131,7 +131,7 @@ class ModuleRunner(FunctionRunner):
             logits = self.logits(sample)
         if compiled is not None:
             logits = compiled
-        outputs = {place: y[0] for place, y in recorder.outputs.items()}
+        outputs = {place: only_text(y) for place, y in recorder.outputs.items()}
         return Reading(logits, outputs)
 
     def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:

@@ -160,6 +160,7 @@ for batch in data:
     losses.append(accelerator.reduce(loss.detach(), "mean").item())
 if accelerator.is_main_process:
     json.dump({"processes": accelerator.num_processes, "losses": losses}, open(out, "w"))
+accelerator.end_training()  # else a thread of gloo may end after the interpreter, and abort the process
 """
 
 

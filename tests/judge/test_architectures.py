@@ -144,6 +144,37 @@ def test_the_site_that_rounds_elsewhere_is_named(name: str, other: Any, same: An
     assert not any("a row is" in note for note in judged(original, norm=same, sites=site).notes)
 
 
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("opt", marks=pytest.mark.thorough)])
+def test_a_wrong_norm_is_the_only_place_that_adds_an_error(name: str, folder: Any) -> None:
+    """A norm of heads (1, T, H, D), and one whose rows have no batch (T, C)."""
+    original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS[:1], max_new_tokens=0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder(name))
+    site = ARCHITECTURES[name].site
+    model.get_parameter(f"{site}.weight").data *= 1.1
+    report = original.judge(model)
+    assert report.first_off is not None
+    assert (report.first_off.place, report.new_errors) == (site, [site])
+
+
+@pytest.mark.thorough
+def test_a_model_of_several_streams_is_judged_where_a_norm_is_wrong(tmp_path: Path) -> None:
+    """A block of Gemma 3n returns (4, 1, T, C), of which one stream is compared."""
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=96, vocab_size_per_layer_input=96, hidden_size=32, intermediate_size=48, head_dim=8,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_kv_shared_layers=0,
+        hidden_size_per_layer_input=8, laurel_rank=4, activation_sparsity_pattern=[0.0, 0.0],
+        max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Gemma3nForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    original = minigpt.Original(tmp_path, device="cpu", prompts=PROMPTS, max_new_tokens=0)
+    model.get_parameter("model.norm.weight").data *= 1.1
+    report = original.judge(model)
+    assert report.outcome == "FAIL"
+    assert report.new_errors == ["model.norm"]
+
+
 def test_the_kl_divergence_is_that_of_transformers_alone(folder: Any) -> None:
     place = folder("pythia")
     original = minigpt.Original(place, device="cpu", prompts=PROMPTS, max_new_tokens=0)
