@@ -10,6 +10,7 @@ from minigpt.choices import KEEP, check_keep
 from minigpt.norms.foreign.adapt import AdaptedNorm, Scale, adapt, eps_notes, find_scale, is_ours
 from minigpt.norms.foreign.arrays import ArrayFunction, ArrayNorm, array_function, made
 from minigpt.norms.foreign.construct import Call, construct, naming
+from minigpt.norms.foreign.oneplus import inner_norm
 from minigpt.norms.record import record_of
 from minigpt.norms.registry import claim_named, find, registered_name
 
@@ -140,6 +141,8 @@ def name_of(norm: object) -> str:
         positional = [repr(value) for value in norm.args]
         named = [f"{name}={value!r}" for name, value in norm.keywords.items()]
         return f"{name_of(norm.func)}({', '.join(positional + named)})"
+    if isinstance(norm, nn.Module):
+        norm = inner_norm(norm)
     name = registered_name(norm)
     if name:
         return name
@@ -160,6 +163,8 @@ def claim_of(norm: object) -> str | None:
     Args:
         norm: what ``build`` takes, or a module in a model.
     """
+    if isinstance(norm, nn.Module):
+        norm = inner_norm(norm)
     registered = find(norm)
     if registered is not None:  # it may be unavailable here
         return registered[0].claim

@@ -14,7 +14,9 @@ from sabotages import NanoGPT
 from torch import nn
 
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
+from minigpt.norms.build import claim_of, name_of
 from minigpt.norms.foreign.adapt import notes
+from minigpt.norms.foreign.oneplus import OnePlusNorm
 from minigpt.norms.variants import DyT
 
 
@@ -324,3 +326,10 @@ def test_an_error_at_the_third_site_leaves_the_model_as_it_was(model: GPT2) -> N
     assert model.norm_modules() == before
     with pytest.raises(NormError, match=r"^sites is empty; give at least one pattern"):
         swap_norms(model, EmbDim, [])
+
+
+@pytest.mark.parametrize(("name", "claim"), [("fused", "layer_norm"), ("rms", "rms_norm"), ("dyt", "")])
+def test_a_norm_keeps_its_name_and_claim_where_the_weight_is_smaller_by_one(name: str, claim: str) -> None:
+    norm = norms.build(name, 8, eps=1e-5)
+    lent = OnePlusNorm(norm, norm.get_parameter("weight"), 1e-5)
+    assert (name_of(lent), claim_of(lent)) == (name, claim)
