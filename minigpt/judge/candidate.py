@@ -29,6 +29,7 @@ from minigpt.judge.truth import Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
+from minigpt.norms.foreign.oneplus import inner_norm
 from minigpt.norms.registry import KINDS
 from minigpt.precision import DTYPES, HALVES
 from minigpt.recipe import Recipe, differences
@@ -201,7 +202,8 @@ def candidate_of_model(
 
 def foreign_norm(model: nn.Module) -> nn.Module | None:
     """Return the first norm of a model that is somebody else's class; None if there is none."""
-    for norm in host_of(model).norms().values():
+    for module in host_of(model).norms().values():
+        norm = inner_norm(module)
         if not is_ours(type(norm)):
             return norm
     return None
