@@ -31,7 +31,7 @@ Timings = dict[tuple[str, str, str, str], dict[str, Any]]  # by level, shape, ki
 
 def timings() -> Timings:
     """Return the rows of ``scripts/bench/levels.py``."""
-    results = json.loads((RESULTS / "levels-cpu-xeon.json").read_text(encoding="utf-8"))
+    results = json.loads((RESULTS / "levels-cpu-epyc.json").read_text(encoding="utf-8"))
     return {(row["level"], row["shape"], row["kind"], row["name"]): row for row in results["rows"]}
 
 
@@ -58,15 +58,24 @@ def speed() -> str:
 
 def speed_in_short() -> str:
     """Return the table of the best level of that processor and of AVX2, in tokens a second."""
-    rows, lines, levels = timings(), [], ("vnni", "avx2")
-    shown = [("one text", kind) for kind in KINDS] + [("16 texts", "float32")]
-    for what in shown:
+    rows = timings()
+    lines = []
+    shown = [("one text", "float32", "minigpt"), ("one text", "float32", "undrafted")]
+    shown += [("one text", "bfloat16", "minigpt"), ("one text", "int8", "minigpt")]
+    shown += [("16 texts", "float32", "minigpt"), ("16 texts", "bfloat16", "minigpt")]
+    for shape, kind, ours in shown:
         figures = [
-            rows[level, *what, name]["tokens_per_second"] for level in levels for name in ("minigpt", "llama.cpp")
+            rows[level, shape, kind, name]["tokens_per_second"]
+            for level in ("bf16", "avx2")
+            for name in (ours, "llama.cpp")
         ]
-        label = [*what, "drafts"] if rows["avx2", *what, "minigpt"]["acceptance"] else what
+        label = [shape, kind]
+        if ours == "undrafted":
+            label.append("no drafts")
+        elif rows["avx2", shape, kind, ours]["acceptance"]:
+            label.append("drafts")
         lines.append([", ".join(label), *(f"{figure:.1f}" for figure in figures)])
-    return markdown(["tokens a second", "AVX-512 VNNI", "llama.cpp", "AVX2", "llama.cpp"], lines)
+    return markdown(["tokens a second", "AVX-512 BF16", "llama.cpp", "AVX2", "llama.cpp"], lines)
 
 
 def rows(study: str) -> list[CellRow]:
