@@ -158,6 +158,7 @@ class Pulse:
     def __init__(self) -> None:
         self.step, self.done = "starting", 0.0
         self._stopped = threading.Event()
+        self._printing = threading.Lock()
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -171,14 +172,17 @@ class Pulse:
             self.stop()
 
     def stop(self) -> None:
-        """Print no further line, since the result itself is printed from here on."""
-        self._stopped.set()
+        """Print no further line, since the result itself is printed from here on. A line under way is awaited."""
+        with self._printing:
+            self._stopped.set()
 
     def _beat(self, stopped: threading.Event) -> None:
         begin = time.monotonic()
         while not stopped.wait(LINE_SECONDS):
-            with suppress(OSError, ValueError):  # nobody reads it, or it is closed
-                seconds = time.monotonic() - begin
+            seconds = time.monotonic() - begin
+            with self._printing, suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                if stopped.is_set():
+                    return
                 print(f"{seconds:.0f} s, {self.done:.0%}: {self.step}", file=sys.stderr, flush=True)
 
 

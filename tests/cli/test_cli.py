@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 import minigpt
 from minigpt.checkpoint import contents
 from minigpt.cli import COMMANDS, main
+from minigpt.cli.output import PULSE
 
 
 class Ended(NamedTuple):
@@ -431,8 +432,28 @@ def test_a_command_in_a_pipe_says_that_it_goes_on(
     assert len(re.findall(r"^\d+ s, 0%: reading demo$", ended.err, re.M)) >= 2
     assert "reading" not in ended.out
     monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 10)
-    time.sleep(0.05)
     assert run("--version").err == ""
+
+
+def test_no_line_of_progress_comes_after_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the last line is being written as the block ends."""
+    written: list[str] = []
+
+    class SlowStream(io.StringIO):
+        def write(self, text: str, /) -> int:
+            time.sleep(0.05)
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr("sys.stderr", SlowStream())
+    monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 0.001)
+    for _ in range(3):
+        with PULSE.beating():
+            time.sleep(0.08)
+        before = list(written)
+        time.sleep(0.15)
+        assert before
+        assert written == before
 
 
 def test_beyond_the_context(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
