@@ -10,9 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.errors import MiniGPTError
 from minigpt.serve.protocol import RefusalError, refusal_of
-from minigpt.serve.scheduler import Meters
+from minigpt.serve.scheduler import Scheduler
 
 MAX_BODY = 2**20  # bytes of a request
+SHARE = 0.5  # of the time that requests may take while texts are written
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
 HUNG_UP = 499  # status, in the metrics, of a request whose client has hung up
 
@@ -28,13 +29,17 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, *, meters: Meters, api_key: str | None, hosts: Sequence[str] | None, origins: Sequence[str]
-    ) -> None:
+        self, app: ASGIApp, *, scheduler: Scheduler, api_key: str | None, hosts: Sequence[str] | None,
+        origins: Sequence[str],
+    ) -> None:  # fmt: skip
         self.app = app
-        self.meters = meters
+        self.scheduler = scheduler
         self.authorization = None if api_key is None else b"Bearer " + api_key.encode()
         self.hosts = None if hosts is None else set(map(str.lower, hosts))
         self.origins = set(origins)
+        self._turns = asyncio.Lock()
+        self._newest = 0.0  # when the newest request began, by time.monotonic
+        self._busy_before = 0.0  # seconds of processor time of this thread until then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,7 +60,9 @@ class Guard:
 
         try:
             self._check(scope)
-            await self.app(scope, await _whole_body(receive), noted)
+            body = await _whole_body(receive)
+            await self._wait_for_turn()
+            await self.app(scope, _receiving(body, receive), noted)
         except (MiniGPTError, asyncio.CancelledError) as error:  # cancelled: the server does not wait any longer
             if status == HUNG_UP:
                 await refusal_of(error).response()(scope, receive, noted)
@@ -67,8 +74,21 @@ class Guard:
             pass  # no one reads an answer
         finally:
             path = getattr(scope.get("route"), "path", "other")
-            self.meters.responses.labels(path, str(status)).inc()
-            self.meters.seconds.labels(path).observe(time.monotonic() - began)
+            self.scheduler.meters.responses.labels(path, str(status)).inc()
+            self.scheduler.meters.seconds.labels(path).observe(time.monotonic() - began)
+
+    async def _wait_for_turn(self) -> None:
+        """While texts are written, begin so late that the requests' thread is busy for at most SHARE of the time.
+
+        The thread that computes needs Python's lock at every operation, and a busy thread keeps it for milliseconds.
+        """
+        async with self._turns:
+            if self.scheduler.count_writing:
+                busy = time.thread_time() - self._busy_before
+                elapsed = time.monotonic() - self._newest
+                await asyncio.sleep(busy / SHARE - elapsed)
+            self._newest = time.monotonic()
+            self._busy_before = time.thread_time()
 
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -96,8 +116,8 @@ def _without_port(host: str) -> str:
     return host.rpartition(":")[0] or host
 
 
-async def _whole_body(receive: Receive) -> Receive:
-    """Wait for the whole body, and return a ``receive`` for it.
+async def _whole_body(receive: Receive) -> bytes:
+    """Wait for the whole body, and return it.
 
     A body that is too large is read and dropped, since a client reads the answer after it has sent.
 
@@ -118,7 +138,12 @@ async def _whole_body(receive: Receive) -> Receive:
             parts.append(part)
     if size > MAX_BODY:
         raise RefusalError(413, f"the body of a request may have at most {MAX_BODY} bytes", code="too_large")
-    waiting: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+    return b"".join(parts)
+
+
+def _receiving(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that begins with this body."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
         if waiting:

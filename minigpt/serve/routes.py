@@ -47,10 +47,11 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(endpoints.scheduler.stop)
+        await asyncio.to_thread(scheduler.stop)
 
-    meters = endpoints.scheduler.meters
-    middleware = [Middleware(Guard, meters=meters, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)]
+    scheduler = endpoints.scheduler
+    guard = Middleware(Guard, scheduler=scheduler, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)
+    middleware = [guard]
     if allowed_origins:  # first, so that the other pages can read errors too
         every = ["*"]
         cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
@@ -65,7 +66,7 @@ def build_app(
         middleware=middleware,
         exception_handlers=errors,
     )
-    app.state.scheduler = endpoints.scheduler
+    app.state.scheduler = scheduler
     app.post("/v1/completions", response_model=None)(endpoints.completions)
     app.post("/compare", response_model=None)(endpoints.compare)
     app.post("/tokenize", response_model=None)(endpoints.tokenize)

@@ -24,7 +24,7 @@ from minigpt.serve.protocol import RefusalError, shutting_down
 
 PAUSE, MAX_PAUSES = 0.001, 10  # seconds to wait for the next of several requests, and how often
 PROMPT_TOKENS = 512  # prefill budget of a step while no text gets its next token
-PROMPT_TOKENS_BESIDE = 32  # prefill budget of a step while some do
+PROMPT_TOKENS_BESIDE = 16  # prefill budget of a step while some do
 COMPARISONS = 4  # that run at a time, a step of each in turn
 STREAM_SECONDS = 0.02  # between two reports of a text; what it adds in between is sent together
 STOP_SECONDS = 0.3  # for the step in progress when the server stops

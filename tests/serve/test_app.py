@@ -5,6 +5,7 @@ import contextlib
 import copy
 import json
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -436,6 +437,30 @@ def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
         body = {"model": "demo", "prompt": "a", "max_tokens": 2}
         answers = client.ask_all(*(later(body | {"n": n}, wait) for n, wait in ((1, 0), (8, 0.05), (8, 0.1))))
         assert [answer.status_code for answer in answers] == [200] * 3
+
+
+def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also requests that are refused: without this a step waits for Python's lock at every operation."""
+    monkeypatch.setattr("minigpt.serve.routes.LONG_PROMPT", 2**20)  # encoded by the thread of requests
+    body = {"prompt": "the dog " * 5000}
+    with serving(gated(), max_batch=2, max_queue=8) as client:
+
+        async def busy(http: Any) -> tuple[float, float]:
+            while not client.scheduler.count_writing:
+                await asyncio.sleep(0.01)
+            began, used = time.monotonic(), time.thread_time()
+            for _ in range(3):
+                await asyncio.gather(*(later(body, path="/tokenize")(http) for _ in range(4)))
+            times = time.monotonic() - began, time.thread_time() - used
+            gate.open.set()
+            return times
+
+        gate.open.clear()
+        text, (seconds, used) = client.ask_all(later({"model": "demo", "prompt": "a", "max_tokens": 2}), busy)
+    assert text.status_code == 200
+    print(f"busy for {used:.2f} of {seconds:.2f} s")
+    assert used > 0.05
+    assert used < 0.6 * seconds
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit, SystemExit, BaseException])
