@@ -201,6 +201,12 @@ def test_what_repays() -> None:
         assert length.repays(100, share, lambda seconds=0.99 * repaid: seconds)
         assert not length.repays(100, share, lambda seconds=1.01 * repaid: seconds)
     assert not length.repays(10_000, 0.9, lambda: 0.0), "drafts cost as much as steps"
+    length.expect(samples=True)
+    _, sampled = length.best(0.01, 0.0063)
+    length.expect(samples=False)
+    _, greedy = length.best(0.01, 0.0063)
+    print(f"a token of bfloat16 is expected in {1000 * sampled:.1f} ms sampled, in {1000 * greedy:.1f} greedy")
+    assert greedy < 0.0078 < 0.0083 < sampled
 
 
 @needs_kernel
