@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -24,6 +24,7 @@ from minigpt.inputs import check_gpt2
 from minigpt.model import GPT2
 
 CACHED_BYTES = 64 << 20  # of weights that are fast to read, so that drafts save nothing
+COMMON_IDS = 8192  # that greedy drafts consist of, where the vocabulary has more than twice as many
 SCALE_BYTES = 4 * PANEL  # bytes of a block's scales, which are float32
 
 
@@ -134,11 +135,14 @@ def _check_weight(name: str, weight: Tensor) -> None:
         raise ConfigError(f"weights must be finite to be quantized, got NaN or infinity in {name}")
 
 
-def drafter_of(model: GPT2) -> StepKernel:
+def drafter_of(model: GPT2, is_greedy: bool = False) -> StepKernel:
     """Return the kernel of a model with its matrices in eight bits; everything else is the model's own.
 
     The rounded matrices are kept as long as the model's weights, and made again if a weight is changed in place, or its
     data replaced.
+
+    Args:
+        is_greedy: its head computes the logits of ``COMMON_IDS`` ids alone, of which greedy texts mostly consist.
 
     Raises:
         ConfigError: if the kernel does not serve the model, or its weights are int8 or not finite.
@@ -148,7 +152,16 @@ def drafter_of(model: GPT2) -> StepKernel:
         reason = "the model is int8 itself"
     if reason is not None:
         raise ConfigError(f'draft="int8" needs a model in float32 or bfloat16 and the decoding kernel: {reason}')
-    return StepKernel(model, _panels_to_keep)
+    if not (is_greedy and _has_common_ids(model)):
+        return StepKernel(model, _panels_to_keep)
+    head = _common_head(model)
+
+    def panels(weight: Tensor, by_rows: bool) -> Tensor:
+        if by_rows:  # the head alone
+            return head.panels
+        return _panels_to_keep(weight, by_rows)
+
+    return StepKernel(model, panels, head.ids)
 
 
 def why_not_drafted(model: GPT2) -> str | None:
@@ -161,10 +174,15 @@ def why_not_drafted(model: GPT2) -> str | None:
     return why_not(model)
 
 
-def int8_share(model: GPT2) -> float:
-    """Return the bytes of a weight in eight bits, as a share of the model's own."""
+def int8_share(model: GPT2, is_greedy: bool = False) -> float:
+    """Return the bytes that ``drafter_of`` reads for a token, as a share of those that the model reads."""
     bytes_of_weight = 1 + SCALE_BYTES / (PANEL * BLOCK)
-    return bytes_of_weight / model.wte.weight.itemsize
+    share = bytes_of_weight / model.wte.weight.itemsize
+    if is_greedy and _has_common_ids(model):
+        head = head_rows(model)
+        unread = (len(head) - COMMON_IDS) * head.shape[1]
+        share *= 1 - unread / _parameter_count(model)
+    return share
 
 
 def rounding_seconds(model: GPT2) -> float:
@@ -176,14 +194,17 @@ def rounding_seconds(model: GPT2) -> float:
     reason = why_not(model)
     if reason is not None:
         raise ConfigError(reason)
-    if _kept_panels(head_rows(model)) is not None:
-        return 0.0
     weight = model.get_parameter("h.0.attn.c_proj.weight")
+    if _kept_panels(weight) is not None:
+        return 0.0
     start = time.perf_counter()
     panels_of(weight.detach().t())
     seconds = time.perf_counter() - start
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return seconds * parameters / weight.numel()
+    return seconds * _parameter_count(model) / weight.numel()
+
+
+def _parameter_count(model: GPT2) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class KeptPanels(NamedTuple):
@@ -216,3 +237,44 @@ def _panels_to_keep(weight: Tensor, by_rows: bool) -> Tensor:
         panels = panels_of(rows)
         _panels[weight] = KeptPanels(_state(weight), panels)
     return panels
+
+
+class CommonHead(NamedTuple):
+    """The head's rows of the commonest ids in eight bits, and the state of what they were made of."""
+
+    state: object
+    ids: Int[Tensor, " ids"]
+    panels: Tensor
+
+
+_common_heads: MutableMapping[Tensor, CommonHead] = WeakTensorKeyDictionary()  # by the head's weight
+
+
+def _has_common_ids(model: GPT2) -> bool:
+    used = model.config.used_vocab_size or model.config.vocab_size
+    shift = _last_shift(model)
+    return used > 2 * COMMON_IDS and shift is not None and bool(shift.any())
+
+
+def _last_shift(model: GPT2) -> Tensor | None:
+    norm: Any = model.ln_f
+    return getattr(norm, "bias", None)  # most other norms have none
+
+
+def _common_head(model: GPT2) -> CommonHead:
+    """Return the head for the ids that the model adds most often, in ascending order.
+
+    The shift of the last norm is a part of every input of the head. Its logits follow the frequencies of the tokens in
+    the training text (Kobayashi et al. 2023, arXiv 2305.18294).
+    """
+    weight, shift = head_rows(model), _last_shift(model)
+    assert shift is not None
+    rows = weight.detach()
+    state = _state(weight), _state(shift)
+    kept = _common_heads.get(weight)
+    if kept is None or kept.state != state:
+        logits = rows @ shift.detach().to(rows.dtype)  # (V)
+        ids = logits[: model.config.used_vocab_size].topk(COMMON_IDS).indices.sort().values
+        kept = CommonHead(state, ids, panels_of(rows[ids]))
+        _common_heads[weight] = kept
+    return kept

@@ -10,7 +10,7 @@ from ctypes import addressof, byref
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.engine.kernel import aligned_memory, functions, padded_outputs
@@ -45,11 +45,16 @@ class StepKernel:
 
     Args:
         panels_of: returns int8 panels to take in place of a weight, given the weight and whether it is (out, in).
+        ids: the tokens that the panels of the head have, in ascending order; all others get the logit -inf.
     """
 
-    def __init__(self, model: Any, panels_of: Callable[[Tensor, bool], Tensor] | None = None) -> None:
+    def __init__(
+        self, model: Any, panels_of: Callable[[Tensor, bool], Tensor] | None = None,
+        ids: Int[Tensor, " ids"] | None = None,
+    ) -> None:  # fmt: skip
         self.functions = functions()
-        self.vocabulary = model.config.vocab_size
+        self.vocabulary, self.ids = model.config.vocab_size, ids
+        self.head_outputs = self.vocabulary if ids is None else len(ids)
         self.panels_of = panels_of
         self.has_copies = panels_of is not None
         self.keep_alive: list[Tensor] = []
@@ -86,7 +91,7 @@ class StepKernel:
         """
         if output_rows is None:
             output_rows = range(len(tokens))
-        logits = torch.empty(len(output_rows), padded_outputs(self.vocabulary), dtype=torch.float32, device="cpu")
+        logits = torch.empty(len(output_rows), padded_outputs(self.head_outputs), dtype=torch.float32, device="cpu")
         done = 0
         for first in range(0, len(tokens), ROWS_AT_ONCE):
             piece = slice(first, first + ROWS_AT_ONCE)
@@ -96,7 +101,12 @@ class StepKernel:
                     outputs.append(row - first)
             self._read(tokens[piece], slots[piece], columns[piece], store, outputs, logits[done:])
             done += len(outputs)
-        return logits[:, : self.vocabulary]
+        logits = logits[:, : self.head_outputs]
+        if self.ids is None:
+            return logits
+        among_all = logits.new_full((len(logits), self.vocabulary), -torch.inf)
+        among_all[:, self.ids] = logits
+        return among_all
 
     def _read(
         self, tokens: Sequence[int], slots: Sequence[int], columns: Sequence[int], store: Tensor, outputs: "array[int]",
@@ -130,7 +140,7 @@ class StepKernel:
         is_embedding = config.tie_word_embeddings and model.quantize is None
         head = model.wte if is_embedding else model.lm_head
         ln_f = self._norm(model.ln_f)
-        head_matrix = self._matrix(head, config.n_embd, config.vocab_size, by_rows=True)
+        head_matrix = self._matrix(head, config.n_embd, self.head_outputs, by_rows=True)
         self.vector_array = (CVector * len(self.vectors))(*self.vectors)  # of all norms and biases
         return CModel(
             layers=len(model.h),

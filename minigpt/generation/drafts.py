@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from minigpt.engine.int8 import drafter_of, int8_share, rounding_seconds, why_not_drafted
 from minigpt.engine.reader import Reader
+from minigpt.engine.step import StepKernel
 from minigpt.errors import ConfigError, GenerationError
 from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
@@ -124,7 +125,10 @@ class Drafts:
 
     def __init__(self, model: GPT2, draft: str) -> None:
         self.model, self.is_auto = model, draft == "auto"
-        self.int8 = None if self.is_auto else drafter_of(model)
+        self.can_draft = True
+        self.int8: dict[bool, StepKernel] = {}  # by whether tokens are drawn at random
+        if not self.is_auto:
+            self.int8[True] = drafter_of(model)
         self.length = _lengths.setdefault(model, DraftLength())
         self._begun = 0.0
 
@@ -139,29 +143,33 @@ class Drafts:
 
     def guess(self, row: Row, reader: Reader) -> list[int] | None:
         """Return tokens that may follow the only row, which are verified with its last token; None without a kernel."""
-        if reader.kernel is None or (self.int8 is None and not self.is_auto):
+        if reader.kernel is None or not self.can_draft:
             return None
+        samples = row.settings.samples
         if not self.length.each:
-            self.length.expect(row.settings.samples)
-        if self.int8 is None or self.int8.is_outdated():
-            self._make_int8(row.left + 1)
+            self.length.expect(samples)
+        int8 = self.int8.get(samples)
+        if int8 is None or int8.is_outdated():
+            int8 = self._make_int8(samples, row.left + 1)
         self._begun = time.perf_counter()
-        if self.int8 is None:
+        if int8 is None:
             return []  # the step is timed
         first = reader.lengths[0]
         room = min(row.left, reader.columns - first) - 1
         length = min(self.length.next(), room)
-        return self._written(row, range(first, first + length), reader)
+        return self._written(int8, row, range(first, first + length), reader)
 
-    def _make_int8(self, tokens: int) -> None:
-        """Make the int8 form: anew if the model has changed, else if it makes so many tokens faster."""
-        is_outdated = self.int8 is not None
-        self.int8 = None  # so that an error leaves none
+    def _make_int8(self, samples: bool, tokens: int) -> StepKernel | None:
+        """Make the int8 form: with draft "auto" if it makes so many tokens faster, or the model has changed."""
+        is_outdated = self.int8.pop(samples, None) is not None  # so that an error leaves none
+        is_wanted = is_outdated or not self.is_auto
         try:
-            if is_outdated or self.length.repays(tokens, int8_share(self.model), lambda: self.rounding):
-                self.int8 = drafter_of(self.model)
+            share = int8_share(self.model, is_greedy=not samples)
+            if is_wanted or self.length.repays(tokens, share, lambda: self.rounding):
+                self.int8[samples] = drafter_of(self.model, is_greedy=not samples)
         except ConfigError:  # a weight that is not finite, or a hook since the beginning
-            self.is_auto = False
+            self.can_draft = False
+        return self.int8.get(samples)
 
     def learn(self, row: Row, drafted: int, right: int) -> None:
         """Note how many tokens of the last draft were right, after its step."""
@@ -170,13 +178,12 @@ class Drafts:
         seconds = time.perf_counter() - self._begun
         self.length.learn(drafted, right, seconds)
 
-    def _written(self, row: Row, columns: range, reader: Reader) -> list[int]:
+    def _written(self, int8: StepKernel, row: Row, columns: range, reader: Reader) -> list[int]:
         """Return the tokens that the row would add if the int8 form were the model, with the row's random numbers."""
-        assert self.int8 is not None
         ahead = row.ahead()
         with suppress(GenerationError):  # the model itself says whether no token can be chosen
             for column in columns:
-                logits = self.int8(ahead.ids[-1:], [0], [column], reader.store)  # (1, V)
+                logits = int8(ahead.ids[-1:], [0], [column], reader.store)  # (1, V)
                 ahead.ids += next_tokens(self.model, logits, [ahead], keeps=False)
                 if ahead.ids[-1] in row.end_ids:
                     break

@@ -10,7 +10,7 @@ from helpers import random_ids, small_model
 
 import minigpt
 from minigpt.engine import int8, kernel, quantize_int8, use_kernel
-from minigpt.engine.int8 import drafter_of, rounding_seconds
+from minigpt.engine.int8 import drafter_of, int8_share, rounding_seconds
 from minigpt.engine.step import StepKernel
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
@@ -120,6 +120,34 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3, "top_k": 30}], ids=["greedy", "sampled"])
+def test_a_greedy_draft_consists_of_the_common_ids(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small_model(n_positions=64), random_ids(1, 6)
+    monkeypatch.setattr(int8, "COMMON_IDS", 40)
+
+    def logits(is_greedy: bool) -> torch.Tensor:
+        return drafter_of(model, is_greedy)([5], [0], [0], model.new_cache(1, 8).store)
+
+    first = logits(True)
+    frequency = model.wte.weight @ model.ln_f.bias
+    common = frequency.topk(40).indices.sort().values
+    rare = torch.ones(83, dtype=torch.bool).index_fill(0, common, False)
+    assert torch.equal(first[:, common], logits(False)[:, common])
+    assert first[:, rare].eq(-torch.inf).all()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    share = 1 - 43 * model.config.n_embd / parameters
+    assert int8_share(model, is_greedy=True) == pytest.approx(share * int8_share(model))
+    plain = generate(model, ids, max_new_tokens=50, eos_token_id=None, draft=None, **how)
+    assert torch.equal(generate(model, ids, max_new_tokens=50, eos_token_id=None, draft="int8", **how), plain)
+    with torch.no_grad():
+        model.ln_f.bias.neg_()
+    assert not torch.equal(logits(True).isinf(), first.isinf()), "other ids are common"
+    with torch.no_grad():
+        model.ln_f.bias.zero_()
+    assert logits(True).isfinite().all(), "a shift of 0 says nothing"
+
+
+@needs_kernel
 def test_where_the_kernel_does_not_serve_an_int8_draft_is_refused() -> None:
     ids = random_ids(1, 3)
     with pytest.raises(minigpt.ConfigError, match="ln_1"):
@@ -184,7 +212,7 @@ def test_rounding_takes_no_time_where_it_is_kept() -> None:
     drafter_of(model)
     assert rounding_seconds(model) == 0
     with torch.no_grad():
-        model.wte.weight.mul_(2)
+        model.h[0].attn.c_proj.weight.mul_(2)
     assert rounding_seconds(model) > 0
 
 
