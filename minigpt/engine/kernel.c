@@ -284,16 +284,18 @@ void NAMED(minigpt_product, LEVEL)(const struct matrix *matrix, const float *in,
 }
 
 /* Round PANEL outputs and BLOCK inputs. A block with NaN or infinity gets the scale NaN. */
-static void round_block(float values[BLOCK][PANEL], struct int8_block *block) {
+static void round_block(float values[restrict BLOCK][PANEL], struct int8_block *restrict block) {
     static const int order[4] = {0, 2, 1, 3};
-    float most[PANEL] = {0}, zero = 0;
+    float most[PANEL] = {0}, zeros[PANEL] = {0}, zero = 0;
     for (long k = 0; k < BLOCK; k++)
         for (long o = 0; o < PANEL; o++) {
             float size = fabsf(values[k][o]);
-            most[o] = size > most[o] ? size : most[o], block->scale[o] = k ? block->scale[o] + 0 * size : 0 * size;
+            most[o] = size > most[o] ? size : most[o];
+            zeros[o] += 0 * size;
         }
     for (long o = 0; o < PANEL; o++) {
-        zero += block->scale[o], block->scale[o] += most[o] / 127;
+        zero += zeros[o];
+        block->scale[o] = zeros[o] + most[o] / 127;
         most[o] = block->scale[o] > FLT_MIN ? block->scale[o] : FLT_MIN;
     }
     for (long g = 0; zero == 0 && g < BLOCK / 4; g++) {
