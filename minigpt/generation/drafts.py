@@ -21,7 +21,7 @@ from minigpt.generation.choosing import next_tokens
 from minigpt.generation.row import Row
 from minigpt.model import GPT2
 
-MOST_DRAFTED = 8  # tokens of a draft
+MOST_DRAFTED = 15  # tokens of a draft, which are verified as 16 rows
 TRIAL = 16  # steps without a draft, after which one token is tried
 MEASURED = 5  # times of which the median counts, since some steps are interrupted
 FADING = 0.8  # what older tokens count at each draft
