@@ -160,8 +160,8 @@ class Recipe:
         if self.memory is not None:
             choices.bytes_of(self.memory)
         choices.check_keep(self.keep)
-        kept = [role for role in choices.KEEP if role in self.keep]
-        object.__setattr__(self, "keep", tuple(kept))
+        roles = [role for role in choices.KEEP if role in self.keep]
+        object.__setattr__(self, "keep", tuple(roles))
         self._check_norm()
 
     def _check_norm(self) -> None:

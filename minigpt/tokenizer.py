@@ -132,13 +132,13 @@ class Tokenizer:
         Raises:
             GenerationError: if an id is outside the vocabulary.
         """
-        kept = [int(token_id) for token_id in ids]
+        token_ids = [int(token_id) for token_id in ids]
         if skip_special_tokens:
-            kept = [token_id for token_id in kept if not self._is_special(token_id)]
-        data = self.decode_bytes(kept)  # which also checks the ids
+            token_ids = [token_id for token_id in token_ids if not self._is_special(token_id)]
+        data = self.decode_bytes(token_ids)  # which also checks the ids
         if self._is_byte_level:
             return data.decode("utf-8", errors="replace")
-        return self.backend.decode(kept, skip_special_tokens=False)
+        return self.backend.decode(token_ids, skip_special_tokens=False)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes by which ids continue a text, even if they end inside a character.

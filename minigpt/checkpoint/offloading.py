@@ -258,13 +258,13 @@ def watch_modules(model: nn.Module, watch: Watch) -> None:
 
 def _stored_weights(model: nn.Module) -> list[Any]:
     """Return what hooks of a model read weights from, each once."""
-    found: dict[int, Any] = {}
+    stores: dict[int, Any] = {}
     for module in model.modules():
         for hook in device_hooks(module):
             weights = getattr(getattr(hook, "weights_map", None), "dataset", None)
             if weights is not None:
-                found[id(weights)] = weights
-    return [*found.values()]
+                stores[id(weights)] = weights
+    return [*stores.values()]
 
 
 def block_of(path: str) -> str:

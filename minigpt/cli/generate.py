@@ -112,15 +112,15 @@ def generate(
 
 def _of_shell(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that the command line gives, checked before PyTorch is imported."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in options.items():
         if value is not None:
-            given[name] = value
-    if "draft" in given:
-        given["draft"] = parse_draft(given["draft"])
-    for name, value in given.items():
+            settings[name] = value
+    if "draft" in settings:
+        settings["draft"] = parse_draft(settings["draft"])
+    for name, value in settings.items():
         check_value(name, value)
-    return given
+    return settings
 
 
 def _show_text(model: "GPT2", tokenizer: "Tokenizer", prompt: str, settings: GenerationSettings) -> None:

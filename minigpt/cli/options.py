@@ -35,34 +35,29 @@ SPELLED = {
 
 
 def _out_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    _refuse_dash(param, value)
-    return check_writable(value)
-
-
-def _later_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    _refuse_dash(param, value)
-    return value
+    return check_writable(_no_dash(param, value))
 
 
 def _out_folder(param: typer.CallbackParam, value: Path) -> Path | None:
-    _refuse_dash(param, value)
+    _no_dash(param, value)
     return check_folder(value)
 
 
-def _refuse_dash(param: typer.CallbackParam, place: Path | None) -> None:
-    """Refuse "-" in the place of a file or a folder: only JSON can be printed."""
+def _no_dash(param: typer.CallbackParam, place: Path | None) -> Path | None:
+    """Return the place of a file or a folder, if it is not "-": only JSON can be printed."""
     if place == STDOUT:
         name = param.opts[0]
         if param.param_type_name == "argument":
             name = str(param.name).upper()
         raise ConfigError(f"{name} must be a path, got '-'; only JSON can be printed")
+    return place
 
 
 # Annotations of parameters whose option is not named as they are, is checked, or has a range.
 Json = Annotated[bool, typer.Option("--json")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=check_writable)]
 OutFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_out_file)]
-LaterFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_later_file)]  # the command checks it
+LaterFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_no_dash)]  # the command checks it
 OutFolder = Annotated[Path, typer.Option(metavar="FOLDER", callback=_out_folder)]
 OutPlace = Annotated[Path, typer.Argument(metavar="OUT", callback=_out_folder)]
 Ray = Annotated[str | None, typer.Option(metavar="[ADDRESS]")]
@@ -272,11 +267,11 @@ def _with_help(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
 
 def _completions(name: str, incomplete: str) -> list[str]:
     """Return the values of a parameter that begin with these characters."""
-    found: list[str] = []
-    for word in sorted(VALUES[name]()):
-        if word.startswith(incomplete):
-            found.append(word)
-    return found
+    values: list[str] = []
+    for value in sorted(VALUES[name]()):
+        if value.startswith(incomplete):
+            values.append(value)
+    return values
 
 
 def with_values(words: list[str]) -> list[str]:

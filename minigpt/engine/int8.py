@@ -222,10 +222,10 @@ def _state(weight: Tensor) -> object:
 
 
 def _kept_panels(weight: Tensor) -> Tensor | None:
-    kept = _panels.get(weight)
-    if kept is None or kept.state != _state(weight):
+    matrix = _panels.get(weight)
+    if matrix is None or matrix.state != _state(weight):
         return None
-    return kept.panels
+    return matrix.panels
 
 
 def _panels_to_keep(weight: Tensor, by_rows: bool) -> Tensor:
@@ -271,10 +271,10 @@ def _common_head(model: GPT2) -> CommonHead:
     assert shift is not None
     rows = weight.detach()
     state = _state(weight), _state(shift)
-    kept = _common_heads.get(weight)
-    if kept is None or kept.state != state:
+    head = _common_heads.get(weight)
+    if head is None or head.state != state:
         logits = rows @ shift.detach().to(rows.dtype)  # (V)
         ids = logits[: model.config.used_vocab_size].topk(COMMON_IDS).indices.sort().values
-        kept = CommonHead(state, ids, panels_of(rows[ids]))
-        _common_heads[weight] = kept
-    return kept
+        head = CommonHead(state, ids, panels_of(rows[ids]))
+        _common_heads[weight] = head
+    return head

@@ -152,7 +152,7 @@ def affine_layers(model: nn.Module) -> list[str]:
     names: list[str] = []
     for name, module in model.named_modules():
         is_ours = type(module) in (Conv1D, FastConv1D) and "forward" not in vars(module)
-        if is_ours and not has_hooks(module):
+        if is_ours and not is_watched(module):
             names.append(name)
     return names
 
@@ -162,13 +162,8 @@ def _exchange(model: nn.Module, classes: dict[type[nn.Module], type[nn.Module]])
         part.__class__ = classes.get(type(part), type(part))
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return True if hooks fire when the module is called: its own, or those on all modules."""
-    return _has_own_hooks(module) or _has_global_hooks()
-
-
 def is_watched(*modules: nn.Module) -> bool:
-    """Return True if hooks fire when any of these is called."""
+    """Return True if hooks fire when any of these is called: its own, or those on all modules."""
     return _has_global_hooks() or any(map(_has_own_hooks, modules))
 
 

@@ -64,7 +64,9 @@ class Reader:
         pieces = {row: ids for row, ids in pieces.items() if ids}
         if not pieces:
             return torch.empty(0, self.model.config.vocab_size)
-        outputs = _outputs(pieces, last)
+        outputs = last
+        if isinstance(outputs, int):
+            outputs = {row: min(outputs, len(ids)) for row, ids in pieces.items()}
         if self.kernel is not None and self.kernel.is_outdated():
             self._renew()
         if self.kernel is None:
@@ -165,13 +167,6 @@ class RowsOfCache(NamedTuple):
         if len(rows) != seen.shape[1]:
             seen = room[:, rows]
         return seen[..., : self.total, :].to(new.dtype).unbind()
-
-
-def _outputs(pieces: Pieces, last: int | Mapping[int, int]) -> Mapping[int, int]:
-    """Return how many tokens of each piece have their logits returned, by row."""
-    if isinstance(last, Mapping):
-        return last
-    return {row: min(last, len(ids)) for row, ids in pieces.items()}
 
 
 def _similar_rows(pieces: Pieces) -> list[list[int]]:

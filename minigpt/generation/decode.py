@@ -238,7 +238,6 @@ def fitting_ids(model: GPT2, tokenizer: TextCodec, prompt: str, settings: Genera
     Raises:
         ConfigError, GenerationError: as ``prompt_ids`` and ``require_fits``.
     """
-    require_codec(tokenizer)
     check_gpt2(model)
     context = model.config.n_positions
     least_tokens = getattr(tokenizer, "least_tokens", None)

@@ -100,28 +100,28 @@ def explain(
         place, attention, dtype, device: of the original.
         offload: whether its weights stay in their files.
     """
-    said = f"transformers itself is not finite at {dtype_name(dtype)}: {overflow.what} hold NaN or infinity"
+    sentence = f"transformers itself is not finite at {dtype_name(dtype)}: {overflow.what} hold NaN or infinity"
     if not overflow.is_gradient:
         reference = Reference(place, attention, dtype, device, offload=offload)
         first = first_not_finite(outputs_of(reference, overflow.texts[0]))
         del reference
         if first is not None:
-            said += f", and the first output that does is {first}"
+            sentence += f", and the first output that does is {first}"
     tried: list[str] = []
     for wider in WIDER[dtype]:
         reference = Reference(place, attention, wider, device, offload=offload)
         broken = broken_weights(reference)
         if broken:
-            return MiniGPTError(f"{said}; the checkpoint's own weights do too: {listing(broken)}")
+            return MiniGPTError(f"{sentence}; the checkpoint's own weights do too: {listing(broken)}")
         if overflow.is_gradient:
             computed = reference.gradients(overflow.texts)
         else:
             computed = outputs_of(reference, overflow.texts[0])
         if all_finite(computed.values()):
-            return MiniGPTError(f"{said}; take {dtype_name(wider)}, at which all of it is finite")
+            return MiniGPTError(f"{sentence}; take {dtype_name(wider)}, at which all of it is finite")
         tried.append(dtype_name(wider))
         del reference
-    return MiniGPTError(f"{said}; {' and '.join(tried) or 'a wider dtype'} cannot hold it either")
+    return MiniGPTError(f"{sentence}; {' and '.join(tried) or 'a wider dtype'} cannot hold it either")
 
 
 def outputs_of(reference: Reference, ids: list[int]) -> dict[str, Tensor]:

@@ -62,8 +62,12 @@ class Measures:
             return
         self.read.append(sample)
         for place, true in exact.outputs.items():
-            if place in reading.outputs:
-                self._add_place(place, reading.outputs[place], true)
+            if place not in reading.outputs:
+                continue
+            output = reading.outputs[place]
+            self.places.setdefault(place, RowDistance()).add(output, true)
+            if not self.is_floor:
+                self.stored_places.setdefault(place, Stored(self.dtype, RowDistance)).add(output, true)
         for site, output in reading.alone.items():
             if site in norms:
                 x = rounded_as(reading, site, exact.inputs[site])
@@ -93,11 +97,6 @@ class Measures:
         if not self.is_floor:
             stored.add(reading.logits, exact.logits)
         meter.add(exact.logits, reading.logits, sample.targets(exact.logits.device), sample.counted)
-
-    def _add_place(self, place: str, output: Tensor, true: Tensor) -> None:
-        self.places.setdefault(place, RowDistance()).add(output, true)
-        if not self.is_floor:
-            self.stored_places.setdefault(place, Stored(self.dtype, RowDistance)).add(output, true)
 
     def _look_for_nan(self, sample: Sample, reading: Reading, exact: Reading) -> None:
         """Keep where the first NaN is. What transformers computes has been checked."""

@@ -163,16 +163,13 @@ class Original:
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
         searches = Searches(sensitivity, remove, bisect, remove_file)
-        with self._files_unchanged(candidate):
+        files_checked: AbstractContextManager[None] = contextlib.nullcontext()
+        if isinstance(candidate, Recipe) and self.truth.offload:  # it is read block by block
+            files_checked = unchanged(candidate.place())
+        with files_checked:
             return self._judge(
                 lambda: candidate_of(self.truth, candidate), searches, limits, gradients, diagnose, progress
             )
-
-    def _files_unchanged(self, candidate: Any) -> AbstractContextManager[None]:
-        """Return a check that nobody saves to a candidate's files in the block, if it is read block by block."""
-        if isinstance(candidate, Recipe) and self.truth.offload:
-            return unchanged(candidate.place())
-        return contextlib.nullcontext()
 
     def judge_outputs(
         self,
@@ -279,18 +276,20 @@ def read_with(
     """
     say = Steps(progress, total=5)
     say(f"reading {source}")
-    recipe = Recipe(source, attention=attention, memory=memory, revision=revision, local_files_only=local_files_only)
-    place, where = recipe.place(), resolve_device(device)
+    where = resolve_device(device)
     require_values(where)
     if opened is None:
-        opened = open_source(place, dtype)
+        recipe = Recipe(
+            source, attention=attention, memory=memory, revision=revision, local_files_only=local_files_only
+        )
+        opened = open_source(recipe.place(), dtype)
     opened.may_take(may_take(memory, where), free_memory(where))
     if opened.offload and gradients:
         size = human_size(opened.size)
         raise ConfigError(f"needs the whole model in memory, {size} in float64; allow that", argument="gradients")
     if max_new_tokens is None:
         max_new_tokens = FEW_TOKENS if opened.offload else NEW_TOKENS
-    texts = read_texts(place, opened.shape, opened.weights, prompts, text)
+    texts = read_texts(opened.place, opened.shape, opened.weights, prompts, text)
     reader = TruthReader(str(source), opened, texts, attention, where, max_new_tokens, gradients, say)
     return Original.of(reader.read(), opened.state)
 
@@ -397,11 +396,12 @@ def read_original(
         check: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
         texts: prompts, text, max_new_tokens, gradients and progress, as ``Original`` takes them.
     """
-    recipe.check_architecture(architecture_of(recipe.place()))
-    opened = open_source(recipe.place(), recipe.dtype)
+    place = recipe.place()
+    recipe.check_architecture(architecture_of(place))
+    opened = open_source(place, recipe.dtype)
     for other in (recipe, *check):
         _check_named(other, opened.sites)
-    how: dict[str, Any] = dict(
+    options: dict[str, Any] = dict(
         attention=recipe.attention,
         device=recipe.wanted_device,
         memory=recipe.memory,
@@ -409,8 +409,8 @@ def read_original(
         **texts,
     )
     if against is not None:
-        return Original.read(against, dtype=opened.dtype, **how)
-    return read_with(recipe.source, dtype=recipe.dtype, revision=recipe.revision, opened=opened, **how)
+        return Original.read(against, dtype=opened.dtype, **options)
+    return read_with(recipe.source, dtype=recipe.dtype, revision=recipe.revision, opened=opened, **options)
 
 
 def _check_named(recipe: Recipe, sites: list[str]) -> None:

@@ -167,10 +167,10 @@ def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Output
     Args:
         true_inputs: of the norms, for each text; each norm is also read by itself, with these.
     """
-    given = iter(true_inputs)
+    inputs = iter(true_inputs)
     for reading in runner.read_all(samples):
         alone: dict[str, Tensor] = {}
-        for site, x in next(given, {}).items():
+        for site, x in next(inputs, {}).items():
             if site not in reading.outputs:
                 continue
             output = runner.normalize(site, rounded_as(reading, site, x))

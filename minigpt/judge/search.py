@@ -218,10 +218,10 @@ class Search:
         model = cast("nn.Module", self.candidate.model)
         texts = [sample.ids for sample in self.samples]
         norms = [describe(norm) for norm in host_of(model).norms().values()]
-        how = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
+        original = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
         recipe = self.candidate.recipe
         values = sums_of(model) if recipe is None else recipe.fingerprint()
-        return hash_json([texts, values, norms, self.candidate.claim.swapped, how])
+        return hash_json([texts, values, norms, self.candidate.claim.swapped, original])
 
 
 def sums_of(model: nn.Module) -> dict[str, float]:

@@ -105,15 +105,16 @@ class ReadFiles(Files):
     """The files of a checkpoint whose tensors are read once.
 
     Attributes:
-        content: the tensors, and the config that a trainer's file carries.
+        content: the tensors, and the config that a trainer's file carries; None of another architecture than GPT-2.
     """
 
     content: Any = None
 
     @classmethod
     def of(cls, files: Files) -> "ReadFiles":
-        """Return files with their tensors."""
-        return cls(files.place, files.folder, files.config, files.tensors())
+        """Return files with a GPT-2's tensors."""
+        content = files.tensors() if files.architecture is None else None
+        return cls(files.place, files.folder, files.config, content)
 
     def tensors(self) -> Any:
         """Return the tensors by their names in the files, and a trainer's config, as ``Files.tensors`` does."""
@@ -143,10 +144,10 @@ def open_source(place: Path, dtype: str | torch.dtype | None = None) -> Source:
         CheckpointError: if it cannot be read, or has weights of several dtypes and none is asked for.
     """
     state = files_state(place)
-    if architecture_of(place) is not None:
-        return other_source(place, state, resolve_dtype(dtype))
     with torch.inference_mode(False):  # the caller may be in that mode, and gradients may be computed later
         files = read_stable(place, ReadFiles.of)
+    if files.architecture is not None:
+        return other_source(place, state, resolve_dtype(dtype))
     checkpoint = read_checkpoint(files)
     weights = 0
     for tensor in checkpoint.tensors.values():

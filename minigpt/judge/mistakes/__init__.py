@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
 from minigpt.judge.mistakes.attention import wrong_attention
 from minigpt.judge.mistakes.blocks import wrong_activations, wrong_last_norms, wrong_orders, wrong_residuals
 from minigpt.judge.mistakes.mistake import Mistake, Swaps
@@ -27,7 +25,9 @@ def mistakes_of(model: Any) -> Iterator[Mistake]:
     if hasattr(model, "norm_modules"):
         yield from _of_gpt2(model)
     else:
-        yield from _of_any(model)
+        yield from wrong_norms(model)
+        yield from _of_text(Shape.of(model.config))
+        yield from rounded_matrices()
 
 
 def _of_gpt2(model: Any) -> Iterator[Mistake]:
@@ -45,12 +45,6 @@ def _of_gpt2(model: Any) -> Iterator[Mistake]:
     yield from _of_text(Shape.of(config))
     yield from rounded_weights()
     yield from rounded_values("GELU" if "gelu" in config.activation_function else "the activation")
-
-
-def _of_any(model: nn.Module) -> Iterator[Mistake]:
-    yield from wrong_norms(model)
-    yield from _of_text(Shape.of(model.config))
-    yield from rounded_matrices()
 
 
 def _of_text(shape: Shape) -> Iterator[Mistake]:
