@@ -127,7 +127,7 @@ def is_heat(value: Any) -> bool:
 FROM_CONFIG: Any = "the config's"  # the default of eos_token_id and pad_token_id; None means no such id
 FLAG = Rule(lambda value: isinstance(value, bool), "be True or False")
 NUMBER = between(-LARGEST, LARGEST)
-SHARE = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
+PROBABILITY = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
 HEAT = Rule(is_heat, "be 0, or within [1e-30, 1e+30]")
 IDS = Rule(lambda value: is_list(value, is_id), "be a list of ids")
 PADDING = Rule(lambda value: value is FROM_CONFIG or is_id(value), "be an id")
@@ -176,7 +176,7 @@ class Options(TypedDict, total=False):
         "Divides the logits before drawing; 0 is greedy.", HEAT, http=between(0, 2), neutral=(0, 1), shapes_draw=True)]
     top_k: Annotated[int | None, Setting("Draw only from the k likeliest tokens.", integer(1), shapes_draw=True)]
     top_p: Annotated[float | None, Setting(
-        "Draw only from the fewest tokens whose probabilities reach p.", SHARE, neutral=(1,), shapes_draw=True)]
+        "Draw only from the fewest tokens whose probabilities reach p.", PROBABILITY, neutral=(1,), shapes_draw=True)]
     min_p: Annotated[float | None, Setting(
         "Draw only from tokens at least p times as likely as the likeliest.",
         between(0, 1), neutral=(0,), shapes_draw=True)]
