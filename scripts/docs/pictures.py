@@ -2,7 +2,7 @@
 
 Each is made for a light and for a dark page, except the terminal, which is dark on both.
 
-python scripts/docs/pictures.py     # needs Chromium and minigpt[serve,page], and writes docs/images/
+python scripts/docs/pictures.py     # needs Chromium and minigpt[dev], and writes docs/images/
 
 The pictures show times, so nothing else should run on the machine.
 """
