@@ -26,7 +26,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 MINIGPT = (sys.executable, "-m", "minigpt")
 COLUMNS = 92  # of the terminal
-WIDTH, HEIGHT = 1100, 780  # of a report's picture, at most so high, in pixels
+WIDTH, HEIGHT = 1100, 820  # of a report's picture, at most so high, in pixels
 Scheme = Literal["light", "dark"]
 # The end of a name, and matplotlib's style.
 SCHEMES: dict[Scheme, tuple[str, str]] = {"light": ("", "default"), "dark": ("-dark", "dark_background")}
