@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 import typer
 from rich.markup import escape
 
-from minigpt.choices import words_of
+from minigpt.choices import check_option, words_of
 from minigpt.cli.output import STDOUT, check_folder, check_writable
 from minigpt.config import presets_folder
 from minigpt.errors import ConfigError
@@ -87,13 +87,15 @@ def _norms() -> Iterable[str]:
     return available()
 
 
+DRAFTS = ("auto", "int8", "none")
+
 # What a shell offers for a parameter.
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "norm": _norms,
     "check": _norms,
     "preset": lambda: (path.stem for path in presets_folder().glob("*.json")),
     "overflow": lambda: ("refuse", "slide"),
-    "draft": lambda: ("auto", "int8", "none"),
+    "draft": lambda: DRAFTS,
 }
 
 for _name, _field in RECIPE.items():
@@ -310,7 +312,12 @@ def given_in(context: typer.Context) -> Given:
 
 
 def parse_draft(draft: str) -> str | None:
-    """Return the setting of --draft, whose None is "none" in a shell."""
+    """Return the setting of --draft, whose None is "none" in a shell.
+
+    Raises:
+        ConfigError: if it is another word.
+    """
+    check_option("draft", draft, DRAFTS)
     return None if draft == "none" else draft
 
 

@@ -189,7 +189,7 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
 def _row_of(site: SiteStatistics) -> tuple[Cell, ...]:
     """Return a site's row of the table."""
     explained = Number(1 - site.unexplained, percent)
-    return (site.site, *cells(SiteStatistics, vars(site)), _channels(site), explained)
+    return (site.site, *cells(SiteStatistics, site), _channels(site), explained)
 
 
 def _channels(site: SiteStatistics) -> str:

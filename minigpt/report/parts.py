@@ -123,7 +123,9 @@ def parts_of(report: ParityFields) -> list[Part]:
 
 def cell(figures: Any, key: str, form: Form = brief) -> Cell:
     """Return a figure with its standard error; None if it was not measured."""
-    value = getattr(figures, key, None)
+    if figures is None:
+        return None
+    value = getattr(figures, key)
     if value is None:
         return None
     error = getattr(figures, f"{key}_se", None)

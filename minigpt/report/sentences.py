@@ -160,7 +160,8 @@ def precision_line(report: ParityFields) -> list[str]:
     precision = report.precision
     if precision is None or not is_near(precision):
         return []
-    if report.outcome == "DIFFERENT" or report.diagnosis:
+    is_meant_to_differ = not report.exact and report.logits.ratio > MOST_NOISE
+    if is_meant_to_differ or report.outcome == "DIFFERENT" or report.diagnosis:
         return []
     name = precision.like
     how = f"{brief(precision.ratio)} times transformers' own at {name}"

@@ -141,7 +141,7 @@ def _check_model(recipe: Recipe) -> None:
     architecture = Files.at(recipe.place()).architecture
     if architecture is not None:
         raise ConfigError(
-            f"trains a GPT-2, and {recipe.source} is a {architecture}; train it with transformers, then judge it",
+            f"must be a GPT-2, and {recipe.source} is a {architecture}; train it with transformers, then judge it",
             argument="model",
         )
     if recipe.quantize is not None:

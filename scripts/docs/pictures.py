@@ -2,7 +2,7 @@
 
 Each is made for a light and for a dark page, except the terminal, which is dark on both.
 
-python scripts/docs/pictures.py     # needs Chromium and minigpt[serve,page], and writes docs/images/
+python scripts/docs/pictures.py     # needs Chromium and minigpt[dev], and writes docs/images/
 
 The pictures show times, so nothing else should run on the machine.
 """
@@ -26,7 +26,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 MINIGPT = (sys.executable, "-m", "minigpt")
 COLUMNS = 92  # of the terminal
-WIDTH, HEIGHT = 1100, 780  # of a report's picture, at most so high, in pixels
+WIDTH, HEIGHT = 1100, 820  # of a report's picture, at most so high, in pixels
 Scheme = Literal["light", "dark"]
 # The end of a name, and matplotlib's style.
 SCHEMES: dict[Scheme, tuple[str, str]] = {"light": ("", "default"), "dark": ("-dark", "dark_background")}

@@ -575,6 +575,7 @@ BAD = [
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
     (f"{GENERATE} --norm frozen", "--fit must name a text"),
     (f"{GENERATE} --dtype int3", "--dtype must be float32 or bfloat16 or float16 or float64, got 'int3'"),
+    (f"{GENERATE} --draft int4", "--draft must be auto or int8 or none, got 'int4'"),
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
     (f"{GENERATE} --sites ln_f", "--sites .*a norm"),
     (f"{GENERATE} --temperature 0 --seed 1", "--seed .* temperature 0"),

@@ -11,6 +11,7 @@ from helpers import assert_within, random_ids, small_model
 from minigpt import NormError, Recipe, norm_sites
 from minigpt.judge.look import look
 from minigpt.judge.reading import Recorder
+from minigpt.report.numerals import brief, percent
 
 
 def test_the_figures_are_those_of_the_inputs() -> None:
@@ -56,7 +57,9 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.Captu
     shown, fields = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
     page = (tmp_path / "page.html").read_text()
     for site in fields["norm_sites"]:
-        assert site["site"] in shown
+        figures = [brief(site[key]) for key in ("deviation", "deviation_spread", "deviation_first")]
+        row = [site["site"], *figures, percent(site["mean_share"])]
+        assert row in [line.split()[:5] for line in shown.splitlines()]
         assert f"{site['site']}<" in page.replace("<wbr>", "")
     assert len(fields["norm_sites"]) == 9
     assert page.count('class="heat"') == 3
