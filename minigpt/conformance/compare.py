@@ -72,7 +72,8 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
 def repeats(flat: Tensor, period: int) -> bool:
     """Return True if the bits of a flat tensor repeat after so many elements."""
     size = flat.element_size()
-    is_of_words = len(flat) * size % 8 == 0 and period * size % 8 == 0
+    places = (flat.storage_offset(), len(flat), period)
+    is_of_words = all(place * size % 8 == 0 for place in places)
     if len(flat) <= period or not is_of_words:
         return False
     words = flat.view(torch.int64)

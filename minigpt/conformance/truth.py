@@ -243,11 +243,14 @@ def gradient_truth(
     s, g = row.values, dy * _widen(weight)
     count = x[..., 0].numel()
     total_rows = rows or count
-    repeats = torch.bincount(torch.arange(total_rows) % count)  # how often each row is there
-    times = repeats.view(*x.shape[:-1], 1)
+    whole, rest = divmod(total_rows, count)
+    times = whole + (torch.arange(count) < rest).int()  # how often each row is there
+    times = times.view(*x.shape[:-1], 1)
 
     def total(terms: Tensor) -> Tensor:
-        return (times * terms).sum(tuple(range(x.ndim - 1)))
+        if total_rows > count:
+            terms = times * terms
+        return terms.sum(tuple(range(x.ndim - 1)))
 
     product = g * s
     along = s * product.mean(-1, keepdim=True)
