@@ -5,9 +5,10 @@ parameters and its docstring become arguments, options and help: see ``options.a
 function, since ``minigpt --help`` must not wait for them.
 """
 
+import atexit
 import sys
 
-from minigpt.cli.interrupt import CONTINUES, STATUS, Interrupts, continues
+from minigpt.cli.interrupt import CONTINUES, STATUS, Interrupts, continues, leave
 
 TYPE_CHECKING = False  # as in minigpt/__init__.py
 
@@ -23,6 +24,25 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
             return getattr(commands, name)
         raise AttributeError(f"module 'minigpt.cli' has no attribute {name!r}")
+
+
+def program() -> None:
+    """Run ``main``, and end the process after the last function of ``atexit``.
+
+    The interpreter would then free all that is imported. With PyTorch's compiler that takes up to a second.
+    """
+    codes: list[object] = []
+
+    def end() -> None:
+        for code in codes:
+            leave(code)
+
+    atexit.register(end)  # the first, so it is called last
+    try:
+        main()
+    except SystemExit as ended:
+        codes.append(ended.code)
+        raise
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """minigpt norms: list the norms, or check whether one is a LayerNorm or an RMSNorm."""
 
-import gc
 from typing import Annotated
 
 import typer
@@ -9,6 +8,7 @@ from rich.table import Table
 from minigpt.cli.options import Given, Json, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import ConfigError
+from minigpt.garbage import uncollected
 
 LISTS = ("json",)  # the options of the list; the others are for --check
 
@@ -44,12 +44,11 @@ def norms(
 
         Exit status of --check: 0 the norm is one at --dtype, 1 it is not, 2 it could not be judged.
     """
-    gc.disable()  # each search for unreachable cycles would walk all that is imported
-    from minigpt.norms import available
-    from minigpt.norms.registry import KINDS
-    from minigpt.precision import resolve_dtype
+    with uncollected():
+        from minigpt.norms import available
+        from minigpt.norms.registry import KINDS
+        from minigpt.precision import resolve_dtype
 
-    gc.enable()
     if check is None:
         refuse_others(given, LISTS, "is for --check NAME")
         known = available()
@@ -59,9 +58,10 @@ def norms(
         show(table, {name: info.to_dict() for name, info in known.items()}, STDOUT if json else None)
         return
     refuse_if((json and every_case, "every_case", "cannot go with --json, which has every case"))
-    from minigpt.conformance import check_norm
-    from minigpt.conformance.summary import conformance_page, conformance_summary
-    from minigpt.machine import settle_memory
+    with uncollected():
+        from minigpt.conformance import check_norm
+        from minigpt.conformance.summary import conformance_page, conformance_summary
+        from minigpt.machine import settle_memory
 
     settle_memory()
     resolve_dtype(dtype)

@@ -12,6 +12,7 @@ from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_othe
 from minigpt.cli.output import progress, show
 from minigpt.errors import MiniGPTError
 from minigpt.files import read_object
+from minigpt.garbage import uncollected
 
 if TYPE_CHECKING:
     from minigpt.judge.original import Original
@@ -108,7 +109,8 @@ def parity(
         if of_engine is not None:
             say(f"opening {of_engine.file}", 0)
             opened = of_engine.open()
-        from minigpt.judge.original import Original, read_original
+        with uncollected():
+            from minigpt.judge.original import Original, read_original
 
         if original is not None:
             say(f"reading {original}", 0)

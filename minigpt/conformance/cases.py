@@ -1,8 +1,6 @@
 """Cases as tables of inputs: values, gradients and torch.compile, each against float64."""
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,15 +13,16 @@ from minigpt.conformance.compare import compare
 from minigpt.conformance.subject import Built, Subject, first_rows, repeat_rows
 from minigpt.conformance.truth import (
     CONSTANT,
+    LONGEST,
     MASSIVE,
     ORDINARY,
-    PERIOD,
     PRECISIONS,
     ROW_KINDS,
     RowKind,
     by_columns,
 )
 from minigpt.errors import NormError
+from minigpt.garbage import age, uncollected
 from minigpt.host import ways_of_rounding
 from minigpt.machine import on_threads
 from minigpt.norms.foreign.construct import naming
@@ -116,7 +115,7 @@ def bias_and_slope(subject: Subject, dtype: torch.dtype) -> Outcomes:
     The mean error towards 0 is in units of u: truncation has 1/2 or more, rounding less than 1/50 in 1,021 rows. The
     slope of a row over the true one is 1 up to the rounding of its deviation, and of n results in half precision.
     """
-    norm, x = Input((PERIOD, 64)).to(subject, dtype)
+    norm, x = Input((LONGEST, 64)).to(subject, dtype)
     precision = PRECISIONS[dtype]
     y, true = norm(x.clone()).cpu().double(), norm.truth(x).values
     error = y - true
@@ -137,7 +136,7 @@ def roundings(subject: Subject, dtype: torch.dtype) -> Outcomes:
     Llama's do. Two ways differ in a quarter of the values. Arithmetic in float32 moves fewer than one of 50 to
     other bits.
     """
-    norm, x = Input((PERIOD, 64)).to(subject, dtype)
+    norm, x = Input((LONGEST, 64)).to(subject, dtype)
     if norm.module.bias is not None:
         norm.module.bias.zero_()
     y, other = norm(x.clone()).cpu(), torch.zeros(())
@@ -334,18 +333,6 @@ def gradient_cases() -> list[Case]:
 GRADIENT_CASES = gradient_cases()
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Do not look for unreachable cycles in the block: each search walks all that PyTorch's compiler has imported."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def compiled_values(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Compare the compiled norm with the eager one, and its gradients.
 
@@ -357,6 +344,7 @@ def compiled_values(subject: Subject, dtype: torch.dtype) -> Outcomes:
     eager = backward(norm, norm, x.clone(), dy)
     with uncollected():
         torch.compiler.reset()  # beyond its limit of recompilations torch.compile would run eagerly
+        age()  # the compiler asks for a search among young objects after each program
         compiled = torch.compile(norm.module, backend="aot_eager_default_partitioner", dynamic=False)
         measured = backward(norm, compiled, x.clone(), dy)
         values = {"values in training": (measured.output, eager.output)}

@@ -44,18 +44,18 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
     if value.numel() == 0 or (must_be_equal and torch.equal(value, expected)):
         return Outcome(True, 0.0, 0.0, 0.0, what)
     allowed = torch.as_tensor(bound, dtype=torch.float64).expand_as(expected).flatten()
-    right = expected.double().flatten()
+    right, flat = expected.double().flatten(), value.flatten()
     largest, worst = -1.0, (0.0, 0.0)
     wrong = []
-    first, *repeats = value.flatten().split(len(right))
-    for piece in (first, *repeats):
-        if wrong and torch.equal(piece, first):
-            wrong.append(wrong[0])
+    is_repeated = repeats(flat, len(right))
+    first, *others = flat.split(len(right))
+    for piece in (first, *others):
+        if wrong and (is_repeated or torch.equal(piece, first)):
+            is_whole = len(piece) == len(first)
+            wrong.append(wrong[0] if is_whole else wrong[0][: len(piece)])
             continue
         limit = allowed[: len(piece)]
-        wide, true = piece.double(), right[: len(piece)]
-        error = torch.where(wide == true, 0.0, (wide - true).abs())  # infinities may be equal
-        ratio = torch.where(error == 0, 0.0, error / limit).nan_to_num(nan=math.inf, posinf=math.inf)
+        error, ratio = errors(piece.double(), right[: len(piece)], limit)
         index = int(ratio.argmax())
         if ratio[index] > largest:
             largest = float(ratio[index])
@@ -67,6 +67,29 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
     if not _is_everywhere(wrong, value):
         place = place_of(torch.cat(wrong).view(value.shape), value)
     return Outcome(False, largest, *worst, what, place, frozenset({part}))
+
+
+def repeats(flat: Tensor, period: int) -> bool:
+    """Return True if the bits of a flat tensor repeat after so many elements."""
+    size = flat.element_size()
+    places = (flat.storage_offset(), len(flat), period)
+    is_of_words = all(place * size % 8 == 0 for place in places)
+    if len(flat) <= period or not is_of_words:
+        return False
+    words = flat.view(torch.int64)
+    shift = period * size // 8
+    return torch.equal(words[shift:], words[:-shift])
+
+
+def errors(value: Tensor, right: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the errors of float64 values, and their ratios to the limits; infinite for a NaN."""
+    error = (value - right).abs_()
+    ratio = error / limit
+    if ratio.max().isfinite():
+        return error, ratio
+    error = torch.where(value == right, 0.0, error)  # infinities may be equal
+    ratio = torch.where(error == 0, 0.0, error / limit)
+    return error, ratio.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _is_everywhere(pieces: list[Tensor], value: Tensor) -> bool:

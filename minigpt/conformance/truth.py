@@ -13,16 +13,24 @@ from minigpt.machine import one_thread
 RowsInFloat64 = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
-PERIOD = 1021  # a prime: longer inputs repeat their first rows, whose truth is computed once
+LONGEST = 1021  # rows that all differ
+PERIOD = 251  # a prime: a longer input repeats so many rows, whose truth is computed once
 CONSTANTS = (0.0, 1.0, -2.5, 0.1, 10.0)
 # Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish next to eps
 HUGE = {torch.float64: 1e100, torch.float32: 1e15, torch.bfloat16: 1e15, torch.float16: 6e4}
 TINY = {torch.float64: 1e-160, torch.float32: 1e-20, torch.bfloat16: 1e-20, torch.float16: 1e-6}
 
 
+def different(rows: int) -> int:
+    """Return how many rows of an input differ; it repeats them."""
+    if rows <= LONGEST:
+        return rows
+    return PERIOD
+
+
 def normal(generator: Generator, *shape: int) -> Tensor:
-    """Return random numbers in float64."""
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    """Return random numbers in float64. PyTorch draws them five times as fast in float32."""
+    return torch.randn(*shape, generator=generator).double()
 
 
 def ordinary(rows: int, width: int, generator: Generator) -> RowsInFloat64:
@@ -112,8 +120,8 @@ class RowKind(NamedTuple):
     magnitudes: Mapping[torch.dtype, float] | None = None  # multiply the rows, by dtype
 
     def rows(self, rows: int, width: int, generator: Generator, dtype: torch.dtype) -> RowsInFloat64:
-        """Return at most ``PERIOD`` rows in float64 for a test at ``dtype``, not yet rounded to it."""
-        x = self.make(min(rows, PERIOD), width, generator)
+        """Return the rows that differ, in float64, for a test at ``dtype``; not yet rounded to it."""
+        x = self.make(different(rows), width, generator)
         if self.magnitudes is None:
             return x
         return x * self.magnitudes[dtype]
@@ -235,11 +243,14 @@ def gradient_truth(
     s, g = row.values, dy * _widen(weight)
     count = x[..., 0].numel()
     total_rows = rows or count
-    repeats = torch.bincount(torch.arange(total_rows) % count)  # how often each row is there
-    times = repeats.view(*x.shape[:-1], 1)
+    whole, rest = divmod(total_rows, count)
+    times = whole + (torch.arange(count) < rest).int()  # how often each row is there
+    times = times.view(*x.shape[:-1], 1)
 
     def total(terms: Tensor) -> Tensor:
-        return (times * terms).sum(tuple(range(x.ndim - 1)))
+        if total_rows > count:
+            terms = times * terms
+        return terms.sum(tuple(range(x.ndim - 1)))
 
     product = g * s
     along = s * product.mean(-1, keepdim=True)

@@ -20,6 +20,7 @@ from minigpt.checkpoint.contents import CONFIG
 from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
+from minigpt.garbage import uncollected
 from minigpt.host import Float64, host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.gradients import gradients_of
@@ -65,7 +66,8 @@ def gpt2_of(
     Args:
         tensors: by their names in the files, if they have been read. They are taken out of this dict.
     """
-    from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes five seconds
+    with uncollected():
+        from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes seconds
 
     files = Files.at(place)
     if tensors is None:
@@ -76,7 +78,8 @@ def gpt2_of(
     config.return_dict = True
     config.output_hidden_states = False
     config.output_attentions = False
-    with quiet_transformers(), torch.device("meta"):  # shapes only: the values come from the file
+    # Shapes only: the values come from the file. transformers imports the architecture's code here.
+    with uncollected(), quiet_transformers(), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in list(tensors):

@@ -54,6 +54,20 @@ os.kill(child, signal.SIGTERM)
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
 """
+LEFT_OPEN = """
+import atexit, sys, threading, time
+from pathlib import Path
+file = Path(sys.argv.pop()).open("w")
+file.write("left open")
+threading.Thread(target=lambda: (time.sleep(0.2), file.write(" by a thread"))).start()
+import minigpt.cli
+main = minigpt.cli.main
+def registering():
+    atexit.register(print, "last words")
+    main()
+minigpt.cli.main = registering
+minigpt.cli.program()
+"""
 IN_A_DESTRUCTOR = """
 import os, signal, sys
 from minigpt.cli import commands, main
@@ -199,3 +213,14 @@ def test_an_interrupt_at_any_moment_ends_a_command(name: str, tmp_path: Path) ->
     print(f"{name}: the slowest ended after {slowest:.2f} s; the bound is {SECONDS} s")
     assert slowest < PATIENCE
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--nothing"], 2)])
+def test_a_process_ends_with_its_threads_its_functions_and_its_files(
+    words: list[str], status: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN, *words, str(file)], capture_output=True, text=True)
+    assert ended.returncode == status, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "last words"
+    assert file.read_text() == "left open by a thread"
