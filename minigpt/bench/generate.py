@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from minigpt import norms
 from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.checkpoint import save_pretrained
 from minigpt.config import GPT2Config
-from minigpt.errors import ConfigError
+from minigpt.errors import ConfigError, listing
 from minigpt.machine import HAS_BFLOAT16, processor_name, software
 from minigpt.model import GPT2
 from minigpt.progress import Progress, Steps
@@ -175,12 +176,21 @@ def _ratios(ours: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, dic
 
 
 def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
-    """Write the model to ``folder`` as a float32 checkpoint that all programs can load; return its config."""
+    """Write the model to ``folder`` as a float32 checkpoint that all programs can load; return its config.
+
+    Raises:
+        CheckpointError, ConfigError, NormError: if the model cannot be opened, its context is too short, or it has
+            another norm than LayerNorm.
+    """
     torch.manual_seed(0)
     if plan.model is None:
         model = GPT2(GPT2Config.preset(plan.preset))
     else:
         model = from_pretrained(plan.model, device="cpu", dtype="float32")
+    others = {norms.name_of(norm) for norm in model.norm_modules().values() if not norms.is_exact(norm)}
+    if others and plan.against:
+        reason = f"has other norms than LayerNorm, {listing(others)}, which no other program has"
+        raise ConfigError(reason, argument="model")
     prompt = plan.prompt_tokens
     new = plan.new_tokens
     context = model.config.n_positions

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from checkpoints import reference, saved
+from helpers import small_model
 
 import minigpt
-from minigpt import MiniGPTError
+from minigpt import ConfigError, MiniGPTError
 from minigpt.bench.contestant import Contestant, in_turns
-from minigpt.bench.generate import BenchPlan, bench_summary, spread
+from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary, spread
 from minigpt.bench.programs import Memory, Minigpt, Transformers, weight_bytes
 from minigpt.cli import app
 from minigpt.cli.output import show
@@ -75,6 +76,14 @@ def test_kinds_are_as_written_or_the_same_as_ours() -> None:
 def test_a_bench_that_cannot_run_is_refused(folder: Path, options: list[str], message: str) -> None:
     with pytest.raises(MiniGPTError, match=message):
         app(["bench", "generate", "--model", str(folder), *options], standalone_mode=False)
+
+
+def test_other_programs_cannot_run_other_norms(tmp_path: Path) -> None:
+    model = small_model()
+    minigpt.swap_norms(model, "rms")
+    minigpt.save_pretrained(model, tmp_path)
+    with pytest.raises(ConfigError, match="model has other norms than LayerNorm, rms, which no other program has"):
+        bench_generate(BenchPlan(model=str(tmp_path), prompt_tokens=4, new_tokens=4))
 
 
 @pytest.mark.thorough
