@@ -234,8 +234,8 @@ def _several(value: list[str] | str | None) -> Sequence[str | None]:
 
 
 def _help_of(command: Callable[..., None]) -> Help:
-    """Return the help in a command's docstring."""
-    docstring = escape(inspect.getdoc(command) or "")
+    """Return the help in a command's docstring, without the marks of code."""
+    docstring = escape(inspect.getdoc(command) or "").replace("``", "")
     head, _, examples = docstring.partition("\nExamples:\n")
     summary, _, args = head.partition("\nArgs:\n")
     about: dict[str, str] = {}

@@ -55,8 +55,9 @@ class NormInfo(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The first line of its class's docstring."""
-        return (self.cls.__doc__ or "").strip().partition("\n")[0]
+        """The first line of its class's docstring, without the marks of code."""
+        line = (self.cls.__doc__ or "").strip().partition("\n")[0]
+        return line.replace("``", "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON types."""

@@ -94,9 +94,10 @@ def complaint(ended: Ended) -> str:
 def test_help_of_every_command(run: Run) -> None:
     """Its options are described, its examples can be copied, and brackets are shown."""
     assert all(name in run().out for name in COMMANDS)
-    for name in (*COMMANDS, "bench generate"):
+    for name in (*COMMANDS, "bench generate", "bench norms"):
         status, out, err = run(*name.split(), "--help")
         assert (status, err) == (0, "")
+        assert "`" not in out
         assert name == "bench" or f"minigpt {name}" in out.partition("Examples:")[2], "no example to copy"
     assert "text, [finetune]." in run("study", "--help").out
     assert re.search("--norm .*a registered one", run("generate", "--help").out)

@@ -191,6 +191,7 @@ def test_what_is_registered_and_how_it_starts(name: str) -> None:
     assert norms.is_exact(norm) is norms.is_exact(name) is info.exact
     assert (info.exact, info.available, info.reason) == (name in EXACT, True, None)
     assert info.summary.endswith(".")
+    assert "`" not in info.summary
     assert torch.equal(norm.weight, torch.ones(2, 3))
     assert torch.equal(norm.bias, torch.zeros(2, 3))
     assert norm.eps == 1e-5
