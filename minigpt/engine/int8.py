@@ -152,15 +152,18 @@ def drafter_of(model: GPT2, is_greedy: bool = False) -> StepKernel:
         reason = "the model is int8 itself"
     if reason is not None:
         raise ConfigError(f'draft="int8" needs a model in float32 or bfloat16 and the decoding kernel: {reason}')
-    if not (is_greedy and _has_common_ids(model)):
-        return StepKernel(model, _panels_to_keep)
-    head = _common_head(model)
+    head = None
+    if is_greedy and _has_common_ids(model):
+        head = _common_head(model)
 
     def panels(weight: Tensor, by_rows: bool) -> Tensor:
-        if by_rows:  # the head alone
+        is_head = by_rows
+        if is_head and head is not None:
             return head.panels
-        return _panels_to_keep(weight, by_rows)
+        return _rounded(weight, by_rows).panels
 
+    if head is None:
+        return StepKernel(model, panels)
     return StepKernel(model, panels, head.ids)
 
 
@@ -185,8 +188,8 @@ def int8_share(model: GPT2, is_greedy: bool = False) -> float:
     return share
 
 
-def rounding_seconds(model: GPT2) -> float:
-    """Return about how long ``drafter_of`` takes, by rounding one layer; 0 if the rounded weights are kept.
+def rounding_seconds(model: GPT2, is_greedy: bool = False) -> float:
+    """Return about how long ``drafter_of`` takes, by rounding one layer; 0 if all rounded weights are kept.
 
     Raises:
         ConfigError: if the kernel does not serve the model, or a weight of that layer is not finite.
@@ -194,60 +197,72 @@ def rounding_seconds(model: GPT2) -> float:
     reason = why_not(model)
     if reason is not None:
         raise ConfigError(reason)
-    weight = model.get_parameter("h.0.attn.c_proj.weight")
-    if _kept_panels(weight) is not None:
+    count = _count_to_round(model, is_greedy)
+    if not count:
         return 0.0
+    weight = model.get_parameter("h.0.attn.c_proj.weight")
     start = time.perf_counter()
     panels_of(weight.detach().t())
     seconds = time.perf_counter() - start
-    return seconds * _parameter_count(model) / weight.numel()
+    return seconds * count / weight.numel()
+
+
+def _count_to_round(model: GPT2, is_greedy: bool) -> int:
+    """Return how many numbers ``drafter_of`` has to round, since they are not kept."""
+    count = 0
+    for name in affine_layers(model):
+        weight = model.get_submodule(name).get_parameter("weight")
+        if _kept(_matrices, weight) is None:
+            count += weight.numel()
+    head = head_rows(model)
+    if is_greedy and _has_common_ids(model):
+        if _kept(_common_heads, head, _last_shift(model)) is None:
+            count += COMMON_IDS * head.shape[1]
+    elif _kept(_matrices, head) is None:
+        count += head.numel()
+    return count
 
 
 def _parameter_count(model: GPT2) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-class KeptPanels(NamedTuple):
-    """A weight in eight bits, and the state of the weight when it was rounded."""
+class Rounded(NamedTuple):
+    """A weight in eight bits, and the states of the tensors that it was made of."""
 
-    state: object
+    states: object
     panels: Tensor
+    ids: Int[Tensor, " ids"] | None = None  # whose rows it has; None if all
 
 
-_panels: MutableMapping[Tensor, KeptPanels] = WeakTensorKeyDictionary()  # by the weight
+RoundedByWeight = MutableMapping[Tensor, Rounded]
+
+_matrices: RoundedByWeight = WeakTensorKeyDictionary()
+_common_heads: RoundedByWeight = WeakTensorKeyDictionary()
 
 
-def _state(weight: Tensor) -> object:
-    return version_of(weight), weight.data_ptr(), weight.shape
-
-
-def _kept_panels(weight: Tensor) -> Tensor | None:
-    matrix = _panels.get(weight)
-    if matrix is None or matrix.state != _state(weight):
+def _kept(rounded: RoundedByWeight, weight: Tensor, shift: Tensor | None = None) -> Rounded | None:
+    """Return a weight in eight bits, if it is kept and what it was made of has not changed."""
+    kept = rounded.get(weight)
+    if kept is None or kept.states != _states(weight, shift):
         return None
-    return matrix.panels
+    return kept
 
 
-def _panels_to_keep(weight: Tensor, by_rows: bool) -> Tensor:
-    panels = _kept_panels(weight)
-    if panels is None:
+def _states(*tensors: Tensor | None) -> object:
+    return [(version_of(tensor), tensor.data_ptr(), tensor.shape) for tensor in tensors if tensor is not None]
+
+
+def _rounded(weight: Tensor, by_rows: bool) -> Rounded:
+    """Return a weight in eight bits, and keep it."""
+    kept = _kept(_matrices, weight)
+    if kept is None:
         rows = weight.detach()
         if not by_rows:
             rows = rows.t()
-        panels = panels_of(rows)
-        _panels[weight] = KeptPanels(_state(weight), panels)
-    return panels
-
-
-class CommonHead(NamedTuple):
-    """The head's rows of the commonest ids in eight bits, and the state of what they were made of."""
-
-    state: object
-    ids: Int[Tensor, " ids"]
-    panels: Tensor
-
-
-_common_heads: MutableMapping[Tensor, CommonHead] = WeakTensorKeyDictionary()  # by the head's weight
+        kept = Rounded(_states(weight), panels_of(rows))
+        _matrices[weight] = kept
+    return kept
 
 
 def _has_common_ids(model: GPT2) -> bool:
@@ -261,20 +276,19 @@ def _last_shift(model: GPT2) -> Tensor | None:
     return getattr(norm, "bias", None)  # most other norms have none
 
 
-def _common_head(model: GPT2) -> CommonHead:
-    """Return the head for the ids that the model adds most often, in ascending order.
+def _common_head(model: GPT2) -> Rounded:
+    """Return the head's rows for the ids that the model adds most often, in ascending order, and keep them.
 
     The shift of the last norm is a part of every input of the head. Its logits follow the frequencies of the tokens in
     the training text (Kobayashi et al. 2023, arXiv 2305.18294).
     """
     weight, shift = head_rows(model), _last_shift(model)
     assert shift is not None
-    rows = weight.detach()
-    state = _state(weight), _state(shift)
-    head = _common_heads.get(weight)
-    if head is None or head.state != state:
+    kept = _kept(_common_heads, weight, shift)
+    if kept is None:
+        rows = weight.detach()
         logits = rows @ shift.detach().to(rows.dtype)  # (V)
         ids = logits[: model.config.used_vocab_size].topk(COMMON_IDS).indices.sort().values
-        head = CommonHead(state, ids, panels_of(rows[ids]))
-        _common_heads[weight] = head
-    return head
+        kept = Rounded(_states(weight, shift), panels_of(rows[ids]), ids)
+        _common_heads[weight] = kept
+    return kept

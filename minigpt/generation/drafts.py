@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from functools import cached_property
 from statistics import median_low
 from weakref import WeakKeyDictionary
 
@@ -130,16 +129,8 @@ class Drafts:
         if not self.is_auto:
             self.int8[True] = drafter_of(model)
         self.length = _lengths.setdefault(model, DraftLength())
+        self._rounding: dict[bool, float] = {}  # seconds, by whether tokens are drawn at random
         self._begun = 0.0
-
-    @cached_property
-    def rounding(self) -> float:
-        """Seconds that the rounding of the weights takes.
-
-        Raises:
-            ConfigError: as ``rounding_seconds``.
-        """
-        return rounding_seconds(self.model)
 
     def guess(self, row: Row, reader: Reader) -> list[int] | None:
         """Return tokens that may follow the only row, which are verified with its last token; None without a kernel."""
@@ -165,11 +156,21 @@ class Drafts:
         is_wanted = is_outdated or not self.is_auto
         try:
             share = int8_share(self.model, is_greedy=not samples)
-            if is_wanted or self.length.repays(tokens, share, lambda: self.rounding):
+            if is_wanted or self.length.repays(tokens, share, lambda: self._rounding_seconds(samples)):
                 self.int8[samples] = drafter_of(self.model, is_greedy=not samples)
         except ConfigError:  # a weight that is not finite, or a hook since the beginning
             self.can_draft = False
         return self.int8.get(samples)
+
+    def _rounding_seconds(self, samples: bool) -> float:
+        """Return how long the rounding of the weights takes, measured once.
+
+        Raises:
+            ConfigError: as ``rounding_seconds``.
+        """
+        if samples not in self._rounding:
+            self._rounding[samples] = rounding_seconds(self.model, is_greedy=not samples)
+        return self._rounding[samples]
 
     def learn(self, row: Row, drafted: int, right: int) -> None:
         """Note how many tokens of the last draft were right, after its step."""

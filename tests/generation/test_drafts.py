@@ -139,8 +139,11 @@ def test_a_greedy_draft_consists_of_the_common_ids(how: dict[str, Any], monkeypa
     assert int8_share(model, is_greedy=True) == pytest.approx(share * int8_share(model))
     plain = generate(model, ids, max_new_tokens=50, eos_token_id=None, draft=None, **how)
     assert torch.equal(generate(model, ids, max_new_tokens=50, eos_token_id=None, draft="int8", **how), plain)
+    assert rounding_seconds(model, is_greedy=True) == 0
     with torch.no_grad():
         model.ln_f.bias.neg_()
+    assert rounding_seconds(model, is_greedy=True) > 0
+    assert rounding_seconds(model) == 0, "the whole head does not read the shift"
     assert not torch.equal(logits(True).isinf(), first.isinf()), "other ids are common"
     with torch.no_grad():
         model.ln_f.bias.zero_()
@@ -195,7 +198,9 @@ def test_auto_drafts_where_the_rounding_is_repaid(
 ) -> None:
     monkeypatch.setattr(int8, "CACHED_BYTES", 0)
     asked: list[object] = []
-    monkeypatch.setattr("minigpt.generation.drafts.rounding_seconds", lambda model: asked.append(model) or seconds)
+    monkeypatch.setattr(
+        "minigpt.generation.drafts.rounding_seconds", lambda model, is_greedy: asked.append(model) or seconds
+    )
     model = small_model(n_positions=128)
     settings = parse_settings(max_new_tokens=100, eos_token_id=None, draft="auto")
     rows = rows_of(model, [[1, 2, 3]], settings, None)
@@ -211,9 +216,12 @@ def test_rounding_takes_no_time_where_it_is_kept() -> None:
     assert rounding_seconds(model) > 0, "nothing is kept yet"
     drafter_of(model)
     assert rounding_seconds(model) == 0
-    with torch.no_grad():
-        model.h[0].attn.c_proj.weight.mul_(2)
-    assert rounding_seconds(model) > 0
+    for weight in (model.wte.weight, model.h[1].mlp.c_fc.weight):
+        with torch.no_grad():
+            weight.mul_(2)
+        assert rounding_seconds(model) > 0
+        drafter_of(model)
+        assert rounding_seconds(model) == 0
 
 
 def test_what_repays() -> None:
