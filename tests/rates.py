@@ -212,7 +212,7 @@ def table(results: dict[str, Any]) -> str:
     for kind, title in TYPES.items():
         for group, at in results["faults"][kind]["counts"].items():
             cells = ["{1} of {0}, {2}, {3}".format(*at[dtype]) if at[dtype][0] else "" for dtype in DTYPES]
-            lines.append([f"faults in {title}s: caught, named, named wrongly", group, *cells])
+            lines.append([f"faults in {title}s", group, *cells])
     for kind, title in TYPES.items():
         one = results["alarms"][kind]
         lines.append([f"right {title}s that fail", "", *(f"{len(one['failed'][d])} of {one['norms']}" for d in DTYPES)])
