@@ -210,7 +210,7 @@ def table(results: dict[str, Any]) -> str:
     """Return the rates as a table in Markdown."""
     lines = [["", "", *DTYPES], ["---"] * 5]
     for kind, title in TYPES.items():
-        for group, at in results["faults"][kind]["counts"].items():
+        for group, at in sorted(results["faults"][kind]["counts"].items()):
             cells = ["{1} of {0}, {2}, {3}".format(*at[dtype]) if at[dtype][0] else "" for dtype in DTYPES]
             lines.append([f"faults in {title}s", group, *cells])
     for kind, title in TYPES.items():
