@@ -227,7 +227,7 @@ def _parameter_count(model: GPT2) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-class Rounded(NamedTuple):
+class RoundedWeight(NamedTuple):
     """A weight in eight bits, and the states of the tensors that it was made of."""
 
     states: object
@@ -235,13 +235,13 @@ class Rounded(NamedTuple):
     ids: Int[Tensor, " ids"] | None = None  # whose rows it has; None if all
 
 
-RoundedByWeight = MutableMapping[Tensor, Rounded]
+RoundedWeights = MutableMapping[Tensor, RoundedWeight]
 
-_matrices: RoundedByWeight = WeakTensorKeyDictionary()
-_common_heads: RoundedByWeight = WeakTensorKeyDictionary()
+_matrices: RoundedWeights = WeakTensorKeyDictionary()
+_common_heads: RoundedWeights = WeakTensorKeyDictionary()
 
 
-def _kept(rounded: RoundedByWeight, weight: Tensor, shift: Tensor | None = None) -> Rounded | None:
+def _kept(rounded: RoundedWeights, weight: Tensor, shift: Tensor | None = None) -> RoundedWeight | None:
     """Return a weight in eight bits, if it is kept and what it was made of has not changed."""
     kept = rounded.get(weight)
     if kept is None or kept.states != _states(weight, shift):
@@ -253,14 +253,14 @@ def _states(*tensors: Tensor | None) -> object:
     return [(version_of(tensor), tensor.data_ptr(), tensor.shape) for tensor in tensors if tensor is not None]
 
 
-def _rounded(weight: Tensor, by_rows: bool) -> Rounded:
+def _rounded(weight: Tensor, by_rows: bool) -> RoundedWeight:
     """Return a weight in eight bits, and keep it."""
     kept = _kept(_matrices, weight)
     if kept is None:
         rows = weight.detach()
         if not by_rows:
             rows = rows.t()
-        kept = Rounded(_states(weight), panels_of(rows))
+        kept = RoundedWeight(_states(weight), panels_of(rows))
         _matrices[weight] = kept
     return kept
 
@@ -276,7 +276,7 @@ def _last_shift(model: GPT2) -> Tensor | None:
     return getattr(norm, "bias", None)  # most other norms have none
 
 
-def _common_head(model: GPT2) -> Rounded:
+def _common_head(model: GPT2) -> RoundedWeight:
     """Return the head's rows for the ids that the model adds most often, in ascending order, and keep them.
 
     The shift of the last norm is a part of every input of the head. Its logits follow the frequencies of the tokens in
@@ -289,6 +289,6 @@ def _common_head(model: GPT2) -> Rounded:
         rows = weight.detach()
         logits = rows @ shift.detach().to(rows.dtype)  # (V)
         ids = logits[: model.config.used_vocab_size].topk(COMMON_IDS).indices.sort().values
-        kept = Rounded(_states(weight, shift), panels_of(rows[ids]), ids)
+        kept = RoundedWeight(_states(weight, shift), panels_of(rows[ids]), ids)
         _common_heads[weight] = kept
     return kept
