@@ -113,6 +113,8 @@ def plants() -> Iterator[Plant]:
         overwrites = lambda n, x, where=where: patterns.Overwrites.apply(sabotages.exact(n, x), where)  # noqa: E731
         expected = ("its backward pass changes the incoming gradient",)
         yield f"overwrites {number}", norm_with(overwrites), expected, patterns.GRADIENTS
+    expected = (f"{sabotages.OF_BIAS}wrong only at numbers of rows 65,536, 65,537",)
+    yield "LosesAnEighth", sabotages.LosesAnEighth, expected, ["gradients, *"]
     expected = (f"{sabotages.OF_INPUT}it is not finite where the scale is 0",)
     yield "of_output", norm_with(patterns.of_output), expected, patterns.GRADIENTS
     for change, expected in rows_of(patterns.test_rows_that_are_lost_or_mixed_in_the_backward_pass_are_named):

@@ -13,9 +13,9 @@ from minigpt.conformance.compare import compare
 from minigpt.conformance.subject import Built, Subject, first_rows, repeat_rows
 from minigpt.conformance.truth import (
     CONSTANT,
-    LONGEST,
     MASSIVE,
     ORDINARY,
+    PERIOD,
     PRECISIONS,
     ROW_KINDS,
     RowKind,
@@ -115,7 +115,7 @@ def bias_and_slope(subject: Subject, dtype: torch.dtype) -> Outcomes:
     The mean error towards 0 is in units of u: truncation has 1/2 or more, rounding less than 1/50 in 1,021 rows. The
     slope of a row over the true one is 1 up to the rounding of its deviation, and of n results in half precision.
     """
-    norm, x = Input((LONGEST, 64)).to(subject, dtype)
+    norm, x = Input((PERIOD, 64)).to(subject, dtype)
     precision = PRECISIONS[dtype]
     y, true = norm(x.clone()).cpu().double(), norm.truth(x).values
     error = y - true
@@ -136,7 +136,7 @@ def roundings(subject: Subject, dtype: torch.dtype) -> Outcomes:
     Llama's do. Two ways differ in a quarter of the values. Arithmetic in float32 moves fewer than one of 50 to
     other bits.
     """
-    norm, x = Input((LONGEST, 64)).to(subject, dtype)
+    norm, x = Input((PERIOD, 64)).to(subject, dtype)
     if norm.module.bias is not None:
         norm.module.bias.zero_()
     y, other = norm(x.clone()).cpu(), torch.zeros(())

@@ -74,7 +74,7 @@ def repeats(flat: Tensor, period: int) -> bool:
     size = flat.element_size()
     places = (flat.storage_offset(), len(flat), period)
     is_of_words = all(place * size % 8 == 0 for place in places)
-    if len(flat) <= period or not is_of_words:
+    if len(flat) <= period or not is_of_words or not flat.is_contiguous():
         return False
     words = flat.view(torch.int64)
     shift = period * size // 8

@@ -12,16 +12,7 @@ from torch import Generator, Tensor, nn
 
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
-from minigpt.conformance.truth import (
-    ORDINARY,
-    PERIOD,
-    RowKind,
-    TrueValues,
-    Weights,
-    different,
-    gradient_truth,
-    truth,
-)
+from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import RAISED, NormError
 from minigpt.machine import on_threads, one_thread
 from minigpt.norms.build import Builder
@@ -161,16 +152,15 @@ class Built:
 
 
 def first_rows(x: Tensor) -> Tensor:
-    """Return the rows (PERIOD, width) that a long input repeats; a shorter one as it is."""
-    count = x[..., 0].numel()
-    if different(count) == count:
+    """Return the rows (at most PERIOD, width) that a longer input repeats; a shorter one as it is."""
+    if x[..., 0].numel() <= PERIOD:
         return x
     return x.reshape(-1, x.shape[-1])[:PERIOD]
 
 
 def repeat_rows(rows: Tensor, count: int) -> Tensor:
-    """Return ``count`` rows that repeat these."""
-    if different(count) == count:
+    """Return ``count`` rows that repeat the first ``PERIOD``; no more than these as they are."""
+    if count <= PERIOD:
         return rows
     return rows.repeat(math.ceil(count / PERIOD), 1)[:count]
 
@@ -257,7 +247,7 @@ class Subject:
 
     @one_thread()
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:
-        """Return rows of a kind in this shape, (..., width), on the device; many repeat the first ``PERIOD``."""
+        """Return rows of a kind in this shape, (..., width), on the device; they repeat after ``PERIOD``."""
         count = math.prod(shape[:-1])
         x = self.put(kind.rows(count, shape[-1], self.generator, dtype), dtype)
         return repeat_rows(x, count).view(shape)

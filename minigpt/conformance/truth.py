@@ -13,19 +13,11 @@ from minigpt.machine import one_thread
 RowsInFloat64 = Float[Tensor, "rows width"]
 Weights = tuple[Float[Tensor, " width"], Float[Tensor, " width"]]
 
-LONGEST = 1021  # rows that all differ
-PERIOD = 251  # a prime: a longer input repeats so many rows, whose truth is computed once
+PERIOD = 1021  # a prime: longer inputs repeat their first rows, whose truth is computed once
 CONSTANTS = (0.0, 1.0, -2.5, 0.1, 10.0)
 # Values whose squares overflow the input's dtype but not the statistics; values whose squares vanish next to eps
 HUGE = {torch.float64: 1e100, torch.float32: 1e15, torch.bfloat16: 1e15, torch.float16: 6e4}
 TINY = {torch.float64: 1e-160, torch.float32: 1e-20, torch.bfloat16: 1e-20, torch.float16: 1e-6}
-
-
-def different(rows: int) -> int:
-    """Return how many rows of an input differ; it repeats them."""
-    if rows <= LONGEST:
-        return rows
-    return PERIOD
 
 
 def normal(generator: Generator, *shape: int) -> Tensor:
@@ -120,8 +112,8 @@ class RowKind(NamedTuple):
     magnitudes: Mapping[torch.dtype, float] | None = None  # multiply the rows, by dtype
 
     def rows(self, rows: int, width: int, generator: Generator, dtype: torch.dtype) -> RowsInFloat64:
-        """Return the rows that differ, in float64, for a test at ``dtype``; not yet rounded to it."""
-        x = self.make(different(rows), width, generator)
+        """Return at most ``PERIOD`` rows in float64 for a test at ``dtype``, not yet rounded to it."""
+        x = self.make(min(rows, PERIOD), width, generator)
         if self.magnitudes is None:
             return x
         return x * self.magnitudes[dtype]

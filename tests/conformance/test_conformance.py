@@ -12,7 +12,7 @@ import pytest
 import sabotages
 import torch
 import torch.nn.functional as F
-from kit import check, norm_with
+from kit import check, failed_dtypes, norm_with
 from torch import Tensor, nn
 
 from minigpt import ConfigError, LayerNorm, NormError, norms
@@ -422,3 +422,12 @@ def test_a_width_that_is_refused_hides_no_mistake_and_is_none() -> None:
     assert check(MultiplesOf64, ["widths", "1,024 rows"]).passed
     losing = type("Losing", (MultiplesOf64,), {"forward": sabotages.beyond(3000, 0, dims=2)})
     assert not check(losing, "65,536 rows").passed
+
+
+@pytest.mark.thorough
+def test_parameters_gradients_that_lose_rows_of_long_inputs_are_caught_in_half_precision() -> None:
+    """An eighth of a long sum is close to its bound at float16. It would be below for rows that repeat more often."""
+    caught = set[str]()
+    for seed in range(4):
+        caught |= failed_dtypes(check(sabotages.LosesAnEighth, "gradients, *65,53?*", seed=seed))
+    assert {"float32", "float16"} <= caught
