@@ -1,6 +1,6 @@
 """python -m minigpt"""
 
-from minigpt.cli import program
+from minigpt.cli import main
 
 if __name__ == "__main__":  # not in a process that it starts
-    program()
+    main()

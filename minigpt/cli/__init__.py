@@ -27,9 +27,10 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
 
 def program() -> None:
-    """Run ``main``, and end the process after the last function of ``atexit``.
+    """Run ``main`` as the installed command, and end the process after the last function of ``atexit``.
 
-    The interpreter would then free all that is imported. With PyTorch's compiler that takes up to a second.
+    The interpreter would then free all that is imported. With PyTorch's compiler that takes up to a second. It does so
+    where somebody has registered a function before, as coverage does when Python starts: it would not be called.
     """
     codes: list[object] = []
 
@@ -37,7 +38,8 @@ def program() -> None:
         for code in codes:
             leave(code)
 
-    atexit.register(end)  # the first, so it is called last
+    if not atexit._ncallbacks():
+        atexit.register(end)  # the first, so it is called last
     try:
         main()
     except SystemExit as ended:

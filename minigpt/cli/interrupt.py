@@ -147,9 +147,9 @@ class Interrupts:
 
 
 def leave(code: object) -> None:
-    """End the process with this exit status, when all open files have what was written to them.
+    """End the process with this exit status. Files that are open get what was written to them.
 
-    Return where the interpreter has to end it: the status is no number, or an output cannot be written.
+    Return where the interpreter has to end it: the status is no number, or a file cannot be written.
     """
     import gc
     import io
@@ -158,10 +158,11 @@ def leave(code: object) -> None:
         code = 0
     if not isinstance(code, int):
         return
-    files = {io.BufferedWriter, io.TextIOWrapper}
+    gc.unfreeze()  # else what somebody has frozen is left out
+    writers = (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
     try:
         for one in gc.get_objects():
-            if type(one) in files and not one.closed:
+            if issubclass(type(one), writers) and not one.closed:
                 one.flush()
     except (OSError, ValueError):
         return

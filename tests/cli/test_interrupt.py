@@ -57,8 +57,12 @@ print(os.waitstatus_to_exitcode(status))
 LEFT_OPEN = """
 import atexit, sys, threading, time
 from pathlib import Path
-file = Path(sys.argv.pop()).open("w")
+path = Path(sys.argv.pop())
+file, other = path.open("w"), path.with_suffix(".bytes").open("w+b")
+other.write(b"left open")
 file.write("left open")
+if sys.argv.pop() == "early":
+    atexit.register(print, "registered early")
 threading.Thread(target=lambda: (time.sleep(0.2), file.write(" by a thread"))).start()
 import minigpt.cli
 main = minigpt.cli.main
@@ -215,12 +219,14 @@ def test_an_interrupt_at_any_moment_ends_a_command(name: str, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--nothing"], 2)])
+@pytest.mark.parametrize(("word", "status"), [("--version", 0), ("--nothing", 2)])
+@pytest.mark.parametrize(("when", "last"), [("late", ["last words"]), ("early", ["last words", "registered early"])])
 def test_a_process_ends_with_its_threads_its_functions_and_its_files(
-    words: list[str], status: int, tmp_path: Path
+    word: str, status: int, when: str, last: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
-    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN, *words, str(file)], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN, word, when, str(file)], capture_output=True, text=True)
     assert ended.returncode == status, ended.stderr
-    assert ended.stdout.splitlines()[-1] == "last words"
+    assert ended.stdout.splitlines()[-len(last) :] == last
     assert file.read_text() == "left open by a thread"
+    assert file.with_suffix(".bytes").read_bytes() == b"left open"
