@@ -211,11 +211,11 @@ class Case:
         """True if the norm runs on all threads of the process; else it runs on one."""
         return self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.value in THREADED
 
-    def run(self, subject: Subject, unasked: Collection[str] = ()) -> CaseResult:
+    def run(self, subject: Subject, untried: Collection[str] = ()) -> CaseResult:
         """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged.
 
         Args:
-            unasked: names of dtypes at which it is not asked, since the norm fails there already.
+            untried: names of dtypes at which it is not tried, since the norm fails there already.
         """
         outcomes = {}
         threads = 1
@@ -223,7 +223,7 @@ class Case:
             threads = torch.get_num_threads()
         with one_thread():
             for name, dtype in DTYPES.items():
-                if name in unasked:
+                if name in untried:
                     outcomes[name] = Outcome(None, math.inf, note=UNASKED)
                     continue
                 drawing = dataclasses.replace(subject, purpose=f"{self.name}, {name}", threads=threads)

@@ -100,7 +100,7 @@ class ConformanceReport:
         for case in self.cases:
             if dtype in case.refused:
                 return case.refused[dtype]
-        return "no case was asked at it"
+        return "no case was tried at it"
 
     @cached_property
     def failures(self) -> list[CaseResult]:
@@ -227,13 +227,13 @@ def check_norm(
             begin(f"checking {group}")
             for case in members:
                 programs.allow()
-                unasked = set[str]()
+                untried = set[str]()
                 if group == "compile" and not every_case:
-                    unasked = set(failed_at)
-                result = case.run(subject, unasked)
+                    untried = set(failed_at)
+                result = case.run(subject, untried)
                 failed_at |= result.failed_at
                 results.append(result)
-        said = [*remarks(subject, candidate, results), *unasked_compiled(results)]
+        said = [*remarks(subject, candidate, results), *untried_compiled(results)]
         mistakes: list[NamedMistake] = []
         if all(result.passed for result in results):
             if subject.array_function is None:
@@ -276,15 +276,15 @@ class UnlimitedPrograms(contextlib.ExitStack):
         self.enter_context(dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED))
 
 
-def unasked_compiled(results: Sequence[CaseResult]) -> list[str]:
-    """Return a sentence on the dtypes at which torch.compile is not asked."""
+def untried_compiled(results: Sequence[CaseResult]) -> list[str]:
+    """Return a sentence on the dtypes at which torch.compile is not tried."""
     at = []
     for case in results:
         at += [dtype for dtype, reason in case.refused.items() if reason == UNASKED]
     if not at:
         return []
-    way_out = "every_case, in the shell --all, asks it there too"
-    return [f"torch.compile is not asked at {listing(at)}, where other cases fail; {way_out}"]
+    way_out = "every_case, in the shell --all, tries it there too"
+    return [f"torch.compile is not tried at {listing(at)}, where other cases fail; {way_out}"]
 
 
 def case_names() -> list[str]:

@@ -36,7 +36,7 @@ OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since
 @one_thread()
 def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     """Return the remarks on a norm, a sentence each."""
-    sentences = [*notes(candidate.module), *unasked(subject, candidate), *row_alone(subject, results)]
+    sentences = [*notes(candidate.module), *untried(subject, candidate), *row_alone(subject, results)]
     sentences += refusals(results) + rounding_remark(candidate)
     if any("float32" in case.failed_at for case in results):
         return sentences
@@ -54,7 +54,7 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     return sentences
 
 
-def unasked(subject: Subject, candidate: Built) -> list[str]:
+def untried(subject: Subject, candidate: Built) -> list[str]:
     """Return what is not judged of a function of arrays, a sentence each: its gradients, and most shapes."""
     sentences = []
     if candidate.lacks_gradients:

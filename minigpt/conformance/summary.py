@@ -40,7 +40,7 @@ def conformance_summary(
     else:
         lines += _group_lines(report)
     lines.append(Text(f"  covers    {report.coverage}"))
-    lines.append(Text(f"  seed      {report.seed}: --seed {report.seed} asks the same again"))
+    lines.append(Text(f"  seed      {report.seed}: --seed {report.seed} draws the same again"))
     if not every_case:
         lines.append(MORE)
     return Group(*lines)
