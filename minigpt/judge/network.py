@@ -63,8 +63,10 @@ def explain(
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
     if diagnose is None:
         diagnose = verdict.outcome == "FAIL" and is_quick(truth) and not are_prompts_right
-    if not diagnose or verdict.passed:
+    if not diagnose:
         return Explanation(precision)
+    if verdict.passed:
+        return Explanation(precision, notes=["A diagnosis is for a FAIL: there is no mistake to look for."])
     if are_prompts_right:
         note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
         return Explanation(precision, notes=[note])
