@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minigpt import norms
 from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.checkpoint import save_pretrained
+from minigpt.checkpoint.norms import described_norms, norm_fields
 from minigpt.config import GPT2Config
-from minigpt.errors import ConfigError, listing
+from minigpt.errors import ConfigError
 from minigpt.machine import HAS_BFLOAT16, processor_name, software
 from minigpt.model import GPT2
 from minigpt.progress import Progress, Steps
@@ -187,9 +187,8 @@ def _prepared(plan: BenchPlan, folder: str) -> GPT2Config:
         model = GPT2(GPT2Config.preset(plan.preset))
     else:
         model = from_pretrained(plan.model, device="cpu", dtype="float32")
-    others = {norms.name_of(norm) for norm in model.norm_modules().values() if not norms.is_exact(norm)}
-    if others and plan.against:
-        reason = f"has other norms than LayerNorm, {listing(others)}, which no other program has"
+    if norm_fields(model) and plan.against:
+        reason = f"has other norms than LayerNorm, {described_norms(model)}, which no other program has"
         raise ConfigError(reason, argument="model")
     prompt = plan.prompt_tokens
     new = plan.new_tokens

@@ -44,7 +44,7 @@ class Axis(enum.Enum):
         return NAMES.get(self, "{}").format(value)
 
 
-UNASKED = "other cases fail at this dtype"
+UNTRIED = "other cases fail at this dtype"
 
 NAMES = {
     Axis.WIDTH: "width {}",
@@ -224,7 +224,7 @@ class Case:
         with one_thread():
             for name, dtype in DTYPES.items():
                 if name in untried:
-                    outcomes[name] = Outcome(None, math.inf, note=UNASKED)
+                    outcomes[name] = Outcome(None, math.inf, note=UNTRIED)
                     continue
                 drawing = dataclasses.replace(subject, purpose=f"{self.name}, {name}", threads=threads)
                 outcomes[name] = self._judged(drawing, dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import UNASKED, Axis, Case, CaseResult, by_group
+from minigpt.conformance.case import UNTRIED, Axis, Case, CaseResult, by_group
 from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
 from minigpt.conformance.diagnosis import NamedMistake, diagnoses
 from minigpt.conformance.remarks import remarks, second_derivatives
@@ -280,7 +280,7 @@ def untried_compiled(results: Sequence[CaseResult]) -> list[str]:
     """Return a sentence on the dtypes at which torch.compile is not tried."""
     at = []
     for case in results:
-        at += [dtype for dtype, reason in case.refused.items() if reason == UNASKED]
+        at += [dtype for dtype, reason in case.refused.items() if reason == UNTRIED]
     if not at:
         return []
     way_out = "every_case, in the shell --all, tries it there too"
