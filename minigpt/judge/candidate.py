@@ -59,7 +59,7 @@ class Claim:
         is_exact: whether it claims to be the same model as the original.
         attention: its implementation of attention, if it is known.
         difference: why it is another one by an option of opening; None if it is not.
-        adds_errors: whether its norms and blocks may each add an error of their own: it is another program.
+        adds_errors: whether errors may begin at several of its norms and blocks: it is another program.
         notes: what a reader should know of it.
         changes: what its code changed in the process when it was imported.
     """

@@ -273,10 +273,6 @@ class Places:
                 rows.append(fields.BlockError(place, error, self.noise[place]))
         return rows
 
-    def off(self) -> list[str]:
-        """Return the places that are off beyond any noise."""
-        return [place for place, error in self.errors.items() if is_far_off(error, self.noise[place])]
-
     def grown(self) -> list[str]:
         """Return the places at which the error, in units of the noise, is far above that at every place before."""
         largest, places = 1.0, list[str]()

@@ -16,11 +16,10 @@ from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
-from minigpt.judge.new_errors import new_errors
 from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.reading import read
 from minigpt.judge.reference import batches
-from minigpt.judge.rules import decide, is_far_off
+from minigpt.judge.rules import decide
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.together import readings_of
 from minigpt.judge.truth import Truth
@@ -247,7 +246,7 @@ class Judgement:
             greedy=greedy,
             norm_sites=places.sites(sites),
             blocks=places.blocks(),
-            new_errors=self._new_errors(measures, places),
+            new_errors=places.grown() if self.claim.adds_errors else [],
             every_place=places.is_complete,
             tokens=figures_of.along_the_longest(measures, truth),
             gradients=rows,
@@ -271,17 +270,6 @@ class Judgement:
             "gradients": self.has_gradients and measures.gradients is None,
         }
         return [part for part, is_lacking in lacking.items() if is_lacking]
-
-    def _new_errors(self, measures: Measures, places: Places) -> list[str]:
-        """Return the norms and blocks that add an error beyond any noise to what was off before them."""
-        off = places.off()
-        if not off or not self.claim.adds_errors:
-            return []
-        texts = [(sample, self.runner.read(sample).outputs) for sample in measures.read]
-        errors = new_errors(self.truth, texts)
-        if not errors:
-            return places.grown()
-        return [place for place in off if is_far_off(errors.get(place, 0.0), places.noise[place])]
 
 
 def bitwise_of(truth: Truth) -> fields.Bitwise | None:

@@ -428,7 +428,7 @@ class ParityFigures:
         prompt_off: the first prompt whose logits are off; ``text`` has the first window.
         stored: what storing the logits at a narrow dtype does, where that is beyond the noise.
         norm_sites, blocks: the error of each norm, and of the stream after each block.
-        new_errors: the norms and blocks that add an error of their own to what is off before them, where it is known.
+        new_errors: of another program, the norms and blocks at which the error grows far above that at all before them.
         every_place: whether every norm and block was read on every prompt.
         tokens: KL divergence along one prompt.
         coverage: the positions and tokens that the texts reach.
