@@ -11,13 +11,15 @@ import numpy as np
 
 from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, unknown_option
 from minigpt.engines.ports import Graph, Port
-from minigpt.errors import ConfigError
+from minigpt.errors import CheckpointError, ConfigError
+from minigpt.files import read_object
 
 SESSION_OPTIONS = {  # of onnxruntime's SessionOptions, which change numbers or time
     "graph_optimization_level", "execution_mode", "intra_op_num_threads", "inter_op_num_threads",
     "use_deterministic_compute", "enable_mem_pattern", "enable_cpu_mem_arena",
 }  # fmt: skip
 ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
+HEAD_SIZE = "kv_cache_dim"  # the size of a head, in files of onnxruntime-genai's builder
 NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's names where NumPy has others
 
 
@@ -27,8 +29,8 @@ def onnx(
     """Return the causal language model of an ONNX file: a candidate, ids (B, T) -> logits (B, T, V).
 
     The file may take ids; ids and a mask; positions too; and a past, which is empty at first, as torch's exporter,
-    optimum, onnxruntime's tools and transformers.js write them. With a past, tokens are judged one by one too. Weights
-    in other files of its folder are read as well. No library of custom operators is loaded.
+    optimum, onnxruntime's tools, onnxruntime-genai and transformers.js write them. With a past, tokens are judged one
+    by one too. Weights in other files of its folder are read as well. No library of custom operators is loaded.
 
     Args:
         file: the path. Data outside its folder is refused by onnxruntime.
@@ -61,7 +63,7 @@ class OnnxSession(Engine):
         how = session_options(runtime, options)
         with self.opening():
             self.session = runtime.InferenceSession(str(self.file), how, providers=list(providers))
-        inputs = _ports(self.session.get_inputs())
+        inputs = _with_head_size(_ports(self.session.get_inputs()), self.file.parent / "genai_config.json")
         outputs = _ports(self.session.get_outputs())
         self.graph = Graph(str(self.file), inputs, outputs)
         self.context = self.graph.fixed
@@ -140,6 +142,27 @@ def _member(words: Any, name: str, value: Any) -> Any:
             raise ConfigError(f"must be one of {', '.join(known)}, got {value!r}", argument=name)
         return known[value]
     return value
+
+
+def _with_head_size(ports: list[Port], file: Path) -> list[Port]:
+    """Return the ports with the size of a head, where its dimension has a name in place of a size.
+
+    Raises:
+        CheckpointError: if onnxruntime-genai's file does not say the size.
+    """
+    if not any(HEAD_SIZE in port.shape for port in ports):
+        return ports
+    try:
+        head_size = read_object(file, CheckpointError)["model"]["decoder"]["head_size"]
+    except (KeyError, TypeError):
+        head_size = None
+    if type(head_size) is not int or not 0 < head_size < 2**16:
+        raise CheckpointError(f"{file} must have a size of a head as model.decoder.head_size, got {head_size!r}")
+    sized = []
+    for port in ports:
+        shape = tuple(head_size if size == HEAD_SIZE else size for size in port.shape)
+        sized.append(port._replace(shape=shape))
+    return sized
 
 
 def _ports(nodes: Sequence[Any]) -> list[Port]:

@@ -3,6 +3,7 @@
 B batch, T tokens, P tokens of the past, H heads, D dimensions of a head, C embedding.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Writer:
 
     Args:
         past: none; "layers", a key and a value of each layer (B, H, P, D); or "stacked", both in one (2, B, H, P, D).
+        named_heads: whether the size of a head is a name, which genai_config.json says, as with onnxruntime-genai.
         merged: whether the graph is told if there is a past, and else leaves it out.
         mask, positions: whether it takes them.
         last: whether it gives the logits of the last position only.
@@ -52,11 +54,11 @@ class Writer:
     def __init__(
         self, model: GPT2LMHeadModel, *, ids: str = "input_ids", int32: bool = False, mask: bool = False,
         positions: bool = False, past: str | None = None, merged: bool = False, last: bool = False,
-        tokens: int | str = "sequence_length",
+        tokens: int | str = "sequence_length", named_heads: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.config, self.g = model, model.config, Nodes()
         self.w = {name: x.detach().numpy() for name, x in model.state_dict().items()}
-        self.past, self.merged = past, merged
+        self.past, self.merged, self.named_heads = past, merged, named_heads
         self.kind = TensorProto.INT32 if int32 else TensorProto.INT64
         self.inputs, self.outputs = [], []
         self.ids = self._input(ids, ["batch_size", tokens])
@@ -75,6 +77,9 @@ class Writer:
         graph = helper.make_graph(self.g.nodes, "gpt2", self.inputs, self.outputs, self.g.weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
         onnx.save(model, file, **how)
+        if self.named_heads:
+            sizes = {"head_size": self.config.n_embd // self.config.n_head}
+            (file.parent / "genai_config.json").write_text(json.dumps({"model": {"decoder": sizes}}))
         return file
 
     def _write(self, last: bool) -> None:
@@ -111,7 +116,8 @@ class Writer:
     def _past(self, layer: int) -> tuple[str, str]:
         """Add the inputs of a layer's past; return its keys and values."""
         g, heads = self.g, self.config.n_head
-        sizes = ["batch_size", heads, "past_sequence_length", self.config.n_embd // heads]
+        head_size = "kv_cache_dim" if self.named_heads else self.config.n_embd // heads
+        sizes = ["batch_size", heads, "past_sequence_length", head_size]
         if self.past == "stacked":
             both = self._input(f"past_{layer}", [2, *sizes], TensorProto.FLOAT)
             parts = [g.add("Gather", both, g.keep(i, np.int64), axis=0) for i in range(2)]

@@ -26,6 +26,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "optimum with past": {"mask": True, "positions": True, "past": "layers"},
     "past without mask": {"past": "layers"},
     "transformers.js": {"mask": True, "positions": True, "past": "layers", "merged": True},
+    "onnxruntime-genai": {"mask": True, "past": "layers", "named_heads": True},
     "onnxruntime's tools": {"positions": True, "mask": True, "past": "stacked", "int32": True},
 }
 
@@ -143,6 +144,27 @@ def test_what_cannot_be_judged_is_one_sentence(
         original.judge(engines.onnx(file))
     assert str(file) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (None, r"^cannot read .*genai_config\.json: No such file"),
+        ("[]", r"genai_config\.json is not a JSON object"),
+        ('{"model": []}', r"model\.decoder\.head_size, got None$"),
+        ('{"model": {"decoder": {"head_size": -1}}}', r"genai_config\.json must have .*, got -1$"),
+    ],
+)
+def test_a_size_of_a_head_that_is_not_said(
+    said: str | None, sentence: str, original: minigpt.Original, hf_model: GPT2LMHeadModel, tmp_path: Path
+) -> None:
+    file = onnx_gpt2.write(hf_model, tmp_path / "gpt2.onnx", **FORMS["onnxruntime-genai"])
+    config = tmp_path / "genai_config.json"
+    config.unlink()
+    if said is not None:
+        config.write_text(said)
+    with pytest.raises(minigpt.CheckpointError, match=sentence):
+        original.judge(engines.onnx(file))
 
 
 def test_another_vocabulary_and_another_context(original: minigpt.Original, tmp_path: Path) -> None:

@@ -278,3 +278,17 @@ def test_mistakes_of_another_architecture_are_named(name: str, tmp_path: Path) -
     assert named is not None
     assert named[0].explains
     assert named[0].mistake.startswith("eps 0.001 in place of ")
+
+
+@pytest.mark.parametrize(("own", "other"), [(1e-6, 1e-5), (1e-5, 1e-6), (1e-12, 1e-5)])
+def test_a_common_eps_in_place_of_the_checkpoints_is_named(own: float, other: float, tmp_path: Path) -> None:
+    """CTranslate2's converter writes no eps, and 1e-5 is its default."""
+    model = architectures.random_model("llama", rms_norm_eps=own, pad_token_id=None)
+    model.save_pretrained(tmp_path)
+    original = minigpt.Original(tmp_path, prompts=PROMPTS, max_new_tokens=4, device="cpu")
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = other
+    named = original.judge(lambda ids: model(ids).logits, diagnose=True).diagnosis
+    assert named is not None
+    assert named[0].mistake == f"eps {other:g} in place of {own:g} in every norm"

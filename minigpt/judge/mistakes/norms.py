@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from minigpt.host import Host, host_of
 from minigpt.judge.mistakes.mistake import Mistake, Swaps
 
-OTHER_EPSILONS = (1e-3, 1e-4, 1e-6, 1e-8, 1e-12, 0.0)
+OTHER_EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12, 0.0)
 
 
 class NormBySteps(nn.Module):
