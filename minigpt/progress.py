@@ -1,11 +1,13 @@
 """The progress of work that has steps."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 Progress = Callable[[str, float], None]  # the name of a step, and the share of steps done before it, in [0, 1)
-FIRST_SECONDS = 2.0  # of a step, in which nobody can say how long it takes
+FIRST_SECONDS = 2.0  # of a step, in which nobody asks how long it takes
 LARGEST_SHARE = 0.99  # of a step that goes on
+Item = TypeVar("Item")
 
 
 class Steps:
@@ -27,29 +29,37 @@ class Steps:
             self.progress(step, self.begun / max(self.total, self.begun + 1))
         self.begun += 1
 
-    def within(self, place: str, share: float = 0.0) -> None:
-        """Say at which place the present step is, and the time that the rest of the step takes.
+    def each(self, readings: Iterable[Item], total: int, first: int = 1) -> Iterator[Item]:
+        """Yield the readings of texts. Say after each how many are read, and how long the rest takes, if it takes long.
 
         Args:
-            share: of the step that is done, from 0 to 1.
+            total: of the texts that the step reads.
+            first: the number of the first text here.
         """
-        if self.progress is None:
-            return
-        done = (self.begun - 1 + min(share, LARGEST_SHARE)) / max(self.total, self.begun)
-        left = time_left(time.monotonic() - self.step_started, share)
-        self.progress(f"{self.step}: {place}{left}", done)
+        for number, reading in enumerate(readings, first):
+            seconds, share = time.monotonic() - self.step_started, number / total
+            if self.progress is not None and seconds > FIRST_SECONDS:
+                done = (self.begun - 1 + min(share, LARGEST_SHARE)) / max(self.total, self.begun)
+                self.progress(f"{self.step}: text {number} of {total}{time_left(seconds, share)}", done)
+            yield reading
 
 
 def time_left(seconds: float, share: float) -> str:
-    """Return how long the rest of a step takes, in words; nothing while nobody can say so.
+    """Return how long the rest takes, in words; empty while nothing is done.
 
     Args:
-        seconds: since the step began.
-        share: of the step that is done.
+        seconds: since the beginning.
+        share: what is done.
     """
-    if seconds < FIRST_SECONDS or not 0 < share < 1:
+    if not share:
         return ""
-    left = seconds * (1 - share) / share
-    if left < 90:
-        return f", {left:.0f} s left of this step"
-    return f", {left / 60:.0f} min left of this step"
+    return f", about {duration(seconds * (1 - share) / share)} left"
+
+
+def duration(seconds: float) -> str:
+    """Format a time: 41 s, 12 min, 3.4 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

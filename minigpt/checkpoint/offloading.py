@@ -5,7 +5,7 @@ model computes. Experts that a file does not have as the model needs them are wr
 What transformers keeps in another dtype stays in it, as tables of angles.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,14 @@ from minigpt.checkpoint.contents import Files
 from minigpt.choices import bytes_of
 from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import CheckpointError, listing
-from minigpt.offload import device_hooks, is_offloaded
+from minigpt.offload import device_hooks
 from minigpt.precision import HALVES, dtype_name
-from minigpt.progress import Steps
 
 MOST_SHARE = 0.5  # of the memory that is free, which a model may take
 GROUP = Path("/sys/fs/cgroup")  # of Linux: what a container may take, and has taken
 
 PROJECTION = "h.0.attn.c_attn.weight"  # of a GPT-2: (C, 3C)
 NEEDED_TENSORS = (PROJECTION, "h.0.attn.c_attn.bias", "h.0.ln_1.weight", "h.0.ln_1.bias", "ln_f.weight", "ln_f.bias")
-
-Watch = Callable[[str], None]
-"""Called with the path of each module as its weights are read."""
 
 
 def free_memory(device: torch.device) -> int:
@@ -150,14 +146,10 @@ class WatchedWeights(Mapping[str, Tensor]):
         weights: accelerate's, which read from files.
         files: those that must not change meanwhile.
         tied: names of weights that are others, by these. transformers below 5.13 leaves them out of ``weights``.
-
-    Attributes:
-        watch: called with the path of a module as a weight of it is read.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], files: list[Path], tied: Mapping[str, str] | None = None) -> None:
         self.weights, self.states = weights, {file: _state_of(file) for file in files}
-        self.watch: Watch | None = None
         self.sources: dict[str, str] = {}
         names = {*weights}
         for name, source in (tied or {}).items():
@@ -166,8 +158,6 @@ class WatchedWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         self._require_unchanged()
-        if self.watch is not None:
-            self.watch(name.rpartition(".")[0])
         try:
             with torch._C.DisableTorchFunction():  # a weight is rounded to its dtype whatever the block computes in
                 return self.weights[self.sources.get(name, name)]
@@ -232,9 +222,11 @@ def round_like(model: Any, like: Any) -> None:
         dtypes[name] = buffer.dtype
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         tensor.data = tensor.data.to(dtypes[name])
-    for weights in _stored_weights(model):
-        for name, entry in getattr(weights, "index", {}).items():  # of accelerate, which rounds as it reads
-            entry["dtype"] = dtype_name(dtypes[name])
+    for module in model.modules():
+        for hook in device_hooks(module):
+            weights = getattr(getattr(hook, "weights_map", None), "dataset", None)
+            for name, entry in getattr(weights, "index", {}).items():  # of accelerate, which rounds as it reads
+                entry["dtype"] = dtype_name(dtypes[name])
     model.config.dtype = like.dtype
 
 
@@ -247,63 +239,6 @@ def _keep_dtypes(model: nn.Module, index: Mapping[str, dict[str, Any]]) -> None:
     for name, parameter in model.named_parameters():
         if name in index and "safetensors_file" in index[name]:
             index[name]["dtype"] = dtype_name(parameter.dtype)
-
-
-def watch_modules(model: nn.Module, watch: Watch) -> None:
-    """Have a function called with the path of each module whose weights are read from files."""
-    for weights in _stored_weights(model):
-        if isinstance(weights, WatchedWeights):
-            weights.watch = watch
-
-
-def _stored_weights(model: nn.Module) -> list[Any]:
-    """Return what hooks of a model read weights from, each once."""
-    stores: dict[int, Any] = {}
-    for module in model.modules():
-        for hook in device_hooks(module):
-            weights = getattr(getattr(hook, "weights_map", None), "dataset", None)
-            if weights is not None:
-                stores[id(weights)] = weights
-    return [*stores.values()]
-
-
-def block_of(path: str) -> str:
-    """Return the path of the block in which a module is, or the module's own."""
-    names = path.split(".")
-    for end, name in enumerate(names):
-        if name.isdecimal():
-            return ".".join(names[: end + 1])
-    return path
-
-
-class BlockProgress:
-    """Shows the block whose weights are read from files, and the share of a step that is done.
-
-    Args:
-        model: whose weights are read.
-        readings: how often the longest step reads all of them, as far as that is known before.
-        say: shows it.
-    """
-
-    def __init__(self, model: nn.Module, readings: int, say: Steps) -> None:
-        blocks: set[str] = set()
-        for path, module in model.named_modules():
-            if is_offloaded(module):
-                blocks.add(block_of(path))
-        self.total, self.say = readings * len(blocks), say
-        self.step, self.block, self.count = "", "", 0
-
-    def __call__(self, path: str) -> None:
-        """Show the block of a module."""
-        if self.step != self.say.step:
-            self.step, self.count = self.say.step, 0
-        block = block_of(path)
-        if block == self.block:
-            return
-        self.block = block
-        share = min(self.count / max(1, self.total), 1.0)
-        self.count += 1
-        self.say.within(block, share)
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:

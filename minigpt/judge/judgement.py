@@ -4,7 +4,7 @@ T tokens, V vocabulary, C embedding.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,13 +18,12 @@ from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
 from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.reading import read
-from minigpt.judge.reference import batches
 from minigpt.judge.rules import decide
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
-from minigpt.judge.together import readings_of
 from minigpt.judge.truth import Truth
 from minigpt.norms.registry import require_on
 from minigpt.precision import dtype_name
+from minigpt.progress import Steps
 from minigpt.report import fields
 from minigpt.report.fields import ParityFigures
 
@@ -59,7 +58,7 @@ class Judgement:
     Args:
         limits: of the budget, by quantity.
         gradients: whether to compare these too.
-        say: called with a few words as a step begins.
+        say: called as a step begins, and for each text of the longest.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Judgement:
         candidate: Candidate,
         limits: Mapping[str, float],
         gradients: bool,
-        say: Callable[[str], None],
+        say: Steps,
     ) -> None:
         self.truth, self.candidate, self.limits = truth, candidate, limits
         self.runner, self.claim = candidate.runner, candidate.claim
@@ -88,16 +87,6 @@ class Judgement:
             )
         with Search(self.truth, self.candidate, searches.file) as search:
             return self._searched(search, searches)
-
-    @property
-    def readings(self) -> int:
-        """How often the texts bring all weights of a candidate that is read block by block."""
-        truth = self.truth
-        sizes = [(len(prompt.written), prompt.new_from) for prompt in truth.prompts]
-        readings = sum(new for new, _ in batches(sizes))
-        for samples in (truth.prompts, truth.windows):
-            readings += readings_of(samples, truth.config.vocab_size)
-        return readings
 
     def _searched(self, search: Search, searches: Searches) -> ParityFigures:
         swapped = self.claim.swapped
@@ -155,6 +144,7 @@ class Judgement:
         measures = Measures(truth.dtype)
         inputs = [truth.exact[prompt].inputs for prompt in truth.prompts]
         readings = itertools.chain(read(self.runner, truth.prompts, inputs), self.runner.logits_of_all(truth.windows))
+        readings = self.say.each(readings, len(truth.samples))
         measure(measures, truth.prompts, truth.windows, readings, truth.whole_readings(), truth.norms)
         self._measure_decoding(measures)
         return measures

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import unchanged
-from minigpt.checkpoint.offloading import BlockProgress, free_memory, may_take, watch_modules
+from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
@@ -211,11 +211,8 @@ class Original:
             with watched() as changed:  # which has what was changed at the end of the block
                 say("loading the candidate")
                 candidate = open_candidate()
-                judgement = Judgement(truth, candidate, limits, gradients, say)
-                if candidate.recipe is not None and candidate.module is not None:
-                    watch_modules(candidate.module, BlockProgress(candidate.module, judgement.readings, say))
                 with candidate.eval_mode():
-                    figures = judgement.figures(searches)
+                    figures = Judgement(truth, candidate, limits, gradients, say).figures(searches)
             changes = sorted({*changed, *candidate.claim.changes})
             verdict = decide(figures, limits, changes)
             with watched(), candidate.eval_mode():

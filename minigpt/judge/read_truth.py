@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.contents import unchanged
-from minigpt.checkpoint.offloading import BlockProgress, watch_modules
 from minigpt.choices import human_size
 from minigpt.errors import MiniGPTError
 from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
@@ -24,10 +23,9 @@ from minigpt.judge.perplexity import windows_of
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read
-from minigpt.judge.reference import Reference, batches, judging
+from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import Layout
 from minigpt.judge.source import Source, norm_in_ours
-from minigpt.judge.together import readings_of
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
@@ -195,25 +193,9 @@ class TruthReader:
 
     def _reference(self, attention: str, compute: torch.dtype) -> Reference:
         source = self.source
-        reference = Reference(
+        return Reference(
             source.place, attention, source.dtype, self.device, compute, source.take_tensors(), source.offload
         )
-        watch_modules(reference.model, BlockProgress(reference.model, self._readings(compute), self.say))
-        return reference
-
-    def _readings(self, compute: torch.dtype) -> int:
-        """Return how often the texts bring all weights of a model that computes in a dtype."""
-        source, texts = self.source, self.texts
-        written = [Sample.whole(ids + [0] * self.most) for ids in texts.ids]
-        readings = readings_of(written, source.shape.vocab_size)
-        if compute not in (source.dtype, torch.float64):
-            return readings
-        readings += readings_of(texts.windows, source.shape.vocab_size)
-        if compute == torch.float64:
-            return readings
-        sizes = [(self.most, len(ids)) for ids in texts.ids]
-        readings += sum(new for new, _ in batches(sizes))
-        return readings + len([*windows_of(len(texts.file_ids), source.shape.window)])
 
     @contextlib.contextmanager
     def _opened_in(self, compute: torch.dtype) -> Iterator[Reference]:
@@ -231,7 +213,9 @@ class TruthReader:
         kept = reference.kept(self.source.dtype)
         prompts, decoded = reference.write(self.texts.ids, self.most, self.source.shape.eos_token_ids)
         readings, places = self._read_prompts(reference, prompts, decoded)
-        for number, reading in enumerate(reference.logits_of_all(self.texts.windows)):
+        texts = len(prompts) + len(self.texts.windows)
+        windows = self.say.each(reference.logits_of_all(self.texts.windows), texts, first=len(prompts) + 1)
+        for number, reading in enumerate(windows):
             ids = self.texts.windows[number].ids
             require_finite(f"the logits of window {number}", ids, [reading.logits])
             readings.append(reading)
@@ -261,7 +245,8 @@ class TruthReader:
         """
         room = MOST_STREAM // max(1, len(reference.host.sites) * self.source.shape.n_embd)
         readings, places = list[Reading](), list[str]()
-        for number, reading in enumerate(read(reference, prompts)):
+        texts = len(prompts) + len(self.texts.windows)
+        for number, reading in enumerate(self.say.each(read(reference, prompts), texts)):
             ids = prompts[number].ids
             tensors = [reading.logits, *reading.outputs.values()]
             require_finite(f"the outputs of prompt {number}", ids, tensors)
@@ -322,7 +307,7 @@ class TruthReader:
             norms[site] = TrueNorm.of(norm, host.site_of(norm))
         kept = KeptReadings(self.source.offload, self.device)
         measures = Measures(self.source.dtype, is_floor=True)
-        exact = self._kept(reference, rounded, kept)
+        exact = self.say.each(self._kept(reference, rounded, kept), len(rounded.readings))
         measure(measures, rounded.prompts, self.texts.windows, rounded.readings, exact)
         measures.add_decoded(rounded.prompts, rounded.decoded, [kept[prompt].logits for prompt in rounded.prompts])
         gradients = None

@@ -62,11 +62,6 @@ def groups_of(samples: Iterable[Sample], vocab_size: int) -> Iterator[list[Sampl
         yield group
 
 
-def readings_of(samples: Iterable[Sample], vocab_size: int) -> int:
-    """Return how many times texts bring the weights of a model that reads them together."""
-    return len([*groups_of(samples, vocab_size)])
-
-
 def right_padded(samples: Sequence[Sample], most: int, device: torch.device) -> Int[Tensor, "batch seq"]:
     """Return the ids of texts (B, T).
 

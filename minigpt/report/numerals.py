@@ -82,15 +82,6 @@ def count(x: float | None) -> str:
     return f"{x:,.0f}" if is_finite(x) else brief(x)
 
 
-def duration(seconds: float) -> str:
-    """Format a time: 41 s, 12 min, 3.4 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
 def digits(x: float | None) -> str:
     """Format a number that names something, like a token's id: 1234."""
     return f"{x:.0f}" if is_finite(x) else brief(x)

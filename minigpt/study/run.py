@@ -19,10 +19,9 @@ from minigpt.judge.original import Original, read_original
 from minigpt.machine import software, versions
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import code_files, last_line, locate
-from minigpt.progress import Progress
+from minigpt.progress import Progress, time_left
 from minigpt.recipe import Recipe
 from minigpt.report.fields import perplexities
-from minigpt.report.numerals import duration
 from minigpt.report.parity_report import ParityReport
 from minigpt.study.settings import DivergedError, Training, takes_text
 from minigpt.study.study import (
@@ -94,17 +93,10 @@ def _here(
 
         def say(what: str, share: float, number: int = number) -> None:
             done = (number + share) / len(todo)
-            estimate = _time_left(time.monotonic() - begin, done)
+            estimate = time_left(time.monotonic() - begin, done)
             progress(f"cell {number + 1} of {len(todo)}{estimate}: {what}", done)
 
         yield run_cell(study, cell, key, out, file, say)
-
-
-def _time_left(elapsed: float, done: float) -> str:
-    """Return how long the rest takes, in words, from the share that is done; empty if nothing is."""
-    if not done:
-        return ""
-    return f", about {duration(elapsed * (1 - done) / done)} left"
 
 
 def run_cell(

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.judge.measures import mean_by_rows
-from minigpt.report.numerals import brief, duration, percent
+from minigpt.progress import duration
+from minigpt.report.numerals import brief, percent
 from minigpt.study.settings import LAYER_NORM
 from minigpt.study.study import DIVERGED, FAILED, CellRow
 

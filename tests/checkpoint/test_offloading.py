@@ -15,20 +15,16 @@ from torch import Tensor
 
 import minigpt
 from minigpt.checkpoint.offloading import (
-    BlockProgress,
     WatchedWeights,
     compute_in,
     device_map_of,
     free_memory,
     may_take,
-    watch_modules,
-    watched_weights,
 )
 from minigpt.checkpoint.transformers_model import is_on_disk, load_with_transformers
 from minigpt.choices import bytes_of
 from minigpt.host import Float64, host_of
 from minigpt.offload import is_offloaded
-from minigpt.progress import Steps
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(1))
 QUICK = ["mixtral"]
@@ -159,32 +155,6 @@ def test_the_cpu_holds_what_there_is_room_for_beside_a_gpu() -> None:
     assert (places["model.embed_tokens"], places["lm_head"]) == ("cpu", "cpu")  # one matrix
     assert places["model.norm"] == "cuda:0"
     assert places["model.layers.0.mlp.up_proj"] == "disk"
-
-
-def test_somebody_may_watch_which_module_is_read(tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    model, seen = opened(tmp_path, torch.float32, 0), []
-    weights: Any = watched_weights(model, tmp_path)
-    weights.watch = seen.append
-    logits(model)
-    assert seen[0] == "model.embed_tokens"
-    assert seen[-1] == "lm_head"
-    assert seen.index("model.layers.0.self_attn.q_proj") < seen.index("model.layers.1.self_attn.q_proj")
-
-
-def test_progress_says_the_block_and_the_share_of_a_step(tmp_path: Path) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    model, said = opened(tmp_path, torch.float32, 0), list[tuple[str, float]]()
-    steps = Steps(lambda *step: said.append(step), total=1)
-    watch_modules(model, BlockProgress(model, 2, steps))
-    steps("reading twice")
-    for _ in range(2):
-        logits(model)
-    shares = [share for _, share in said]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1 - 1 / (len(shares) - 1)  # as the last block begins
-    assert said[1][0] == "reading twice: model.embed_tokens"
-    assert said[-1][0] == "reading twice: lm_head"
 
 
 def test_a_model_larger_than_the_memory_stays_on_disk(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_the_share_of_a_judgement_grows_with_each_step(tmp_path: Path) -> None:
         place, norm="textbook", prompts=["the dog", "a cat", "x"], max_new_tokens=1, device="cpu",
         sensitivity=True, bisect=True, text=tmp_path / "text", progress=lambda *step: message.append(step),
     )  # fmt: skip
-    shares = [share for _, share in message]
+    shares = [share for step, share in message if ": text" not in step]
     assert shares[:5] == pytest.approx([0.6 * i / 5 for i in range(5)])
     assert shares == sorted(set(shares))
     assert 0.6 == shares[5] < shares[-1] < 1
@@ -47,12 +47,16 @@ def test_only_all_is_a_hundred_percent(x: float) -> None:
     assert (percent(x) == "100%") is (x == 1)
 
 
-def test_the_rest_of_a_step_is_said_as_soon_as_it_can_be_known() -> None:
+def test_a_step_that_takes_long_says_which_text_is_read_and_how_long_the_rest_takes() -> None:
     said: list[tuple[str, float]] = []
     begin = Steps(lambda *step: said.append(step), total=2)
     begin("reading")
-    begin.within("h.0", 0.5)
-    assert said[-1] == ("reading: h.0", 0.25)
-    assert time_left(1.0, 0.5) == time_left(60.0, 0.0) == ""
-    assert time_left(30.0, 0.5) == ", 30 s left of this step"
-    assert time_left(600.0, 0.25) == ", 30 min left of this step"
+    assert [*begin.each("ab", 8)] == ["a", "b"]
+    assert len(said) == 1, "nobody asks in the first seconds"
+    begin.step_started -= 60
+    assert [*begin.each("cd", 8, first=3)] == ["c", "d"]
+    assert said[1:] == [
+        ("reading: text 3 of 8, about 2 min left", 3 / 16),
+        ("reading: text 4 of 8, about 60 s left", 4 / 16),
+    ]
+    assert (time_left(60, 0), time_left(60, 1)) == ("", ", about 0 s left")
