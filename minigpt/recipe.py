@@ -356,16 +356,16 @@ class Recipe:
 
         Raises:
             CheckpointError: if the source cannot be found or fetched.
+            ConfigError: if a norm is a class or a function, and no name.
         """
-        from minigpt.norms.foreign.fingerprint import describe
-
         apart = ("source", "norm", "local_files_only", "revision", "memory")
         settings = {name: str(value) for name, value in vars(self).items() if name not in apart}
-        norms = []
-        for pattern, norm in self.pairs():
+        norms = self.pairs()
+        for _, norm in norms:
             if not isinstance(norm, str):
-                norm = describe(norm)
-            norms.append((pattern, norm))
+                raise ConfigError(
+                    f"must be a name, so that a later run finds the same norm, got {norm!r}", argument="norm"
+                )
         try:
             hashes = [(file.name, hash_file(file)) for file in self._files()]
         except OSError as error:

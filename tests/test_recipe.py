@@ -191,49 +191,10 @@ class Scaled(minigpt.LayerNorm):
         self.alpha = alpha
 
 
-def made(source: str) -> Any:
-    """Return what a cell of a notebook defines as ``Norm``: its class is of no file."""
-    names: dict[str, Any] = {"__name__": "__main__", "minigpt": minigpt}
-    exec(source, names)
-    return names["Norm"]
-
-
-CELL = """
-FACTOR = {factor}
-class Norm(minigpt.LayerNorm):
-    size = {size}
-    def standardize(self, x):
-        return super().standardize(x) * FACTOR * {constant}
-"""
-FIRST = {"factor": 1, "size": 1, "constant": 1}
-
-
-def test_norms_of_one_name_have_fingerprints_of_their_own() -> None:
-    factory = lambda alpha: lambda *args, **how: Scaled(*args, alpha=alpha, **how)  # noqa: E731
-    norms = {
-        "class": Scaled,
-        "partial": functools.partial(Scaled, alpha=0.1),
-        "another partial": functools.partial(Scaled, alpha=0.9),
-        "lambda": lambda *args, **how: Scaled(*args, **how),
-        "another lambda": lambda *args, **how: Scaled(*args, alpha=0.2, **how),
-        "closure": factory(0.1),
-        "another closure": factory(0.2),
-        "cell": made(CELL.format(**FIRST)),
-        **{f"cell, {name}": made(CELL.format(**FIRST | {name: 2})) for name in FIRST},
-    }
-    prints = {name: Recipe("demo", norm=norm).fingerprint() for name, norm in norms.items()}
-    assert len({*prints.values()}) == len(norms), prints
-    again = Recipe("demo", norm=made(CELL.format(**FIRST))).fingerprint()
-    assert again == prints["cell"]
-    for alike in (functools.partial(Scaled, alpha=0.1), functools.partial(functools.partial(Scaled), alpha=0.1)):
-        assert Recipe("demo", norm=alike).fingerprint() == prints["partial"]
-
-
-def test_a_class_of_a_session_is_not_named_after_the_program_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program is an installed one, as in ``python -m pytest``."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", pytest.__file__, raising=False)
-    prints = {Recipe("demo", norm=made(CELL.format(**FIRST | {"size": size}))).fingerprint() for size in (1, 2)}
-    assert len(prints) == 2
+@pytest.mark.parametrize("norm", [Scaled, functools.partial(Scaled, alpha=0.1), {"ln_f": Scaled}])
+def test_a_norm_without_a_name_has_no_fingerprint(norm: Any) -> None:
+    with pytest.raises(ConfigError, match="norm must be a name, so that a later run finds the same norm"):
+        Recipe("demo", norm=norm).fingerprint()
 
 
 @pytest.mark.parametrize("norm", [functools.partial(Scaled, alpha=0.1), lambda size: Scaled(size)])

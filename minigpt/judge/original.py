@@ -328,7 +328,8 @@ def parity(
         sensitivity: swap one site at a time, and rank the sites.
         remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is
             spent. With a budget the report is of the sites that it allows.
-        remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on.
+        remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on. It needs a
+            source and a norm that is given by its name.
         bisect: name the swapped sites that break parity, or the budget if there is one.
         budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
         diagnose: whether to look for the mistake that gives the candidate's logits. By default after a FAIL, if the

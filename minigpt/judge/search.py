@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Self, cast
 
 from torch import nn
 
+from minigpt.errors import ConfigError
 from minigpt.files import Lines, hash_json
 from minigpt.host import host_of, install
 from minigpt.judge.candidate import Candidate
 from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.truth import Truth
-from minigpt.norms.foreign.fingerprint import describe
 from minigpt.offload import is_offloaded
 from minigpt.recipe import Recipe
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
@@ -114,6 +114,7 @@ class Search:
 
     Raises:
         MiniGPTError: if the file cannot be written, or holds something else.
+        ConfigError: if there is a file, and the candidate is no recipe whose norms have names.
     """
 
     def __init__(self, truth: Truth, candidate: Candidate, file: str | Path | None = None) -> None:
@@ -213,23 +214,17 @@ class Search:
         return Trial(step, meter.distance.rms)
 
     def _fingerprint(self) -> str:
-        """Return what decides the trials: the texts, the recipe or the model's own values, the norms' names."""
-        truth = self.truth
-        model = cast("nn.Module", self.candidate.model)
+        """Return what decides the trials: the texts, the recipe, the sites and the original.
+
+        Raises:
+            ConfigError: if the candidate is no recipe whose norms have names.
+        """
+        truth, recipe = self.truth, self.candidate.recipe
+        if recipe is None:
+            raise ConfigError("needs a source and the name of a norm, got a model", argument="remove_file")
         texts = [sample.ids for sample in self.samples]
-        norms = [describe(norm) for norm in host_of(model).norms().values()]
         original = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
-        recipe = self.candidate.recipe
-        values = sums_of(model) if recipe is None else recipe.fingerprint()
-        return hash_json([texts, values, norms, self.candidate.claim.swapped, original])
-
-
-def sums_of(model: nn.Module) -> dict[str, float]:
-    """Return the sum of each tensor of a model, in float64."""
-    sums: dict[str, float] = {}
-    for name, x in model.state_dict().items():
-        sums[name] = float(x.double().sum())
-    return sums
+        return hash_json([texts, recipe.fingerprint(), self.candidate.claim.swapped, original])
 
 
 def bisect_sites(sites: list[str], fails: Callable[[list[str]], bool]) -> Bisection:

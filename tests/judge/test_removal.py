@@ -1,7 +1,9 @@
 """Swapping one site after another: the order by brute force, the figures, and going on after a kill."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import judgements
 import pytest
@@ -74,6 +76,19 @@ def test_a_killed_search_goes_on_where_it_was(folder: Path, tmp_path: Path) -> N
     assert sorted(file.read_text().splitlines()) == sorted("".join(lines).splitlines())
     judge(folder, norm="std_eps", remove_file=file)
     assert len({json.loads(line)["search"] for line in file.read_text().splitlines()}) == 2, "another norm's trials"
+
+
+@pytest.mark.parametrize(
+    ("open_candidate", "argument"),
+    [(lambda folder: minigpt.Recipe(folder, norm=minigpt.LayerNorm), "norm"), (minigpt.from_pretrained, "remove_file")],
+)
+def test_a_search_that_is_kept_needs_a_source_and_a_name(
+    folder: Path, tmp_path: Path, open_candidate: Callable[[Path], Any], argument: str
+) -> None:
+    original = minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=0, device="cpu")
+    with pytest.raises(minigpt.ConfigError) as refused:
+        original.judge(open_candidate(folder), remove=True, remove_file=tmp_path / "trials.jsonl")
+    assert refused.value.argument == argument
 
 
 @pytest.mark.thorough
