@@ -33,7 +33,7 @@ from minigpt.norms.foreign.oneplus import inner_norm
 from minigpt.norms.registry import KINDS
 from minigpt.precision import DTYPES, HALVES
 from minigpt.recipe import Recipe, differences
-from minigpt.report.fields import SiteFit
+from minigpt.report.fields import OWN_NORM, SiteFit
 from minigpt.shape import Shape
 from minigpt.swap import match_sites
 from minigpt.watch import changed_on_import
@@ -44,7 +44,6 @@ ROUNDS = {  # by ``NormSite.rounds``
     "row": "rounded before the weight multiplies it, and after",
     "other": "rounded otherwise",
 }
-OWN = "its own"  # the norm of a candidate that is no model of ours
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Claim:
     """
 
     name: str
-    norm: str = OWN
+    norm: str = OWN_NORM
     sites: Sequence[str] = ("*",)
     swapped: list[str] = field(default_factory=list)
     fits: list[SiteFit] | None = None
@@ -222,7 +221,7 @@ def claim_of_model(truth: Truth, model: Any, recipe: Recipe | None, swapped: Seq
     swapped = list(swapped)
     if norms and not swapped:
         swapped = [path.removeprefix(host.prefix) for path in match_sites(model, sites)]
-    norm = norm_title(recipe, [norms[site] for site in swapped]) or OWN
+    norm = norm_title(recipe, [norms[site] for site in swapped]) or OWN_NORM
     difference = first_difference(truth, model, recipe, norm, {site: norms[site] for site in swapped})
     claim = Claim(
         name,

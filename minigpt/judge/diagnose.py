@@ -14,8 +14,7 @@ from minigpt.judge.evidence import Network, Prediction, Sums, Text, centred, fin
 from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.mistakes import Mistake
 from minigpt.judge.precision import precision_of
-from minigpt.report.fields import MOST_NOISE, Diagnosed, noise_ratio
-from minigpt.report.sentences import NEAR
+from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
 
 SCREEN_ROWS = 16  # of the beginning of a text on which every mistake is tried
 MOST_COLUMNS = 4096  # logits of a position that are compared there

@@ -250,14 +250,14 @@ class Judgement:
             return list(self.claim.sites)
         return [site for site in self.truth.sites if site in sites]
 
-    def _missing(self, measures: Measures) -> list[str]:
+    def _missing(self, measures: Measures) -> list[fields.Unjudged]:
         """Return the parts that the candidate does not give."""
         has_written = any(prompt.written for prompt in self.truth.prompts)
         lacking = {
-            "norms and blocks": not measures.places,
-            "norms by themselves": bool(self.truth.sites and measures.places) and not measures.alone,
-            "tokens one by one": has_written and measures.decoded is None,
-            "gradients": self.has_gradients and measures.gradients is None,
+            fields.Unjudged.PLACES: not measures.places,
+            fields.Unjudged.ALONE: bool(self.truth.sites and measures.places) and not measures.alone,
+            fields.Unjudged.DECODED: has_written and measures.decoded is None,
+            fields.Unjudged.GRADIENTS: self.has_gradients and measures.gradients is None,
         }
         return [part for part, is_lacking in lacking.items() if is_lacking]
 

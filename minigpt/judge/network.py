@@ -4,7 +4,6 @@ T tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from minigpt.judge.reference import Reference
 from minigpt.judge.source import architecture_of, norm_in_ours
 from minigpt.judge.truth import Truth
 from minigpt.recipe import Recipe
-from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, Precision, Verdict
+from minigpt.report.fields import MOST_NOISE, Causes, Diagnosed, ParityFigures, Verdict, outcome_of
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
@@ -35,24 +34,9 @@ def is_quick(truth: Truth) -> bool:
     return is_gpt2 and truth.config.weights <= QUICK
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The causes of a verdict.
-
-    Attributes:
-        precision: the dtype whose own error in transformers is nearest to the candidate's.
-        diagnosis: the mistakes that give the candidate's logits; None if none was sought.
-        notes: why there is no diagnosis, though one was due.
-    """
-
-    precision: Precision | None
-    diagnosis: list[Diagnosed] | None = None
-    notes: list[str] = field(default_factory=list)
-
-
 def explain(
     truth: Truth, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
-) -> Explanation:
+) -> Causes:
     """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
 
     Args:
@@ -62,18 +46,18 @@ def explain(
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
     if diagnose is None:
-        diagnose = verdict.outcome == "FAIL" and is_quick(truth) and not are_prompts_right
+        diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and not are_prompts_right
     if not diagnose:
-        return Explanation(precision)
+        return Causes(precision=precision)
     if verdict.passed:
-        return Explanation(precision, notes=["A diagnosis is for a FAIL: there is no mistake to look for."])
+        return Causes(precision=precision, notes=["A diagnosis is for a FAIL: there is no mistake to look for."])
     if are_prompts_right:
         note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
-        return Explanation(precision, notes=[note])
+        return Causes(precision=precision, notes=[note])
     try:
-        return Explanation(precision, find_mistakes(truth, runner, say))
+        return Causes(precision=precision, diagnosis=find_mistakes(truth, runner, say))
     except DiagnosisError as error:
-        return Explanation(precision, notes=[f"{error}."])
+        return Causes(precision=precision, notes=[f"{error}."])
 
 
 class DiagnosisError(MiniGPTError):

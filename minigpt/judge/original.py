@@ -216,8 +216,8 @@ class Original:
             changes = sorted({*changed, *candidate.claim.changes})
             verdict = decide(figures, limits, changes)
             with watched(), candidate.eval_mode():
-                behind = explain(truth, candidate.runner, figures, verdict, diagnose, say)
-        return ParityReport.of(figures, verdict, behind.precision, behind.diagnosis, behind.notes)
+                causes = explain(truth, candidate.runner, figures, verdict, diagnose, say)
+        return ParityReport.of(figures, verdict, causes)
 
     def _has_gradients(self, gradients: bool | None) -> bool:
         """Return whether gradients are compared; None is whether the original has them.

@@ -19,6 +19,7 @@ from minigpt.errors import CheckpointError
 from minigpt.host import Shape, host_of
 from minigpt.norms import is_exact
 from minigpt.precision import resolve_dtype
+from minigpt.report.fields import OWN_NORM
 
 
 @dataclass(eq=False)
@@ -173,4 +174,4 @@ def other_source(place: Path, state: State, dtype: torch.dtype | None) -> Source
     for parameter in model.parameters():
         weights += parameter.numel()
     shape, sites = Shape.of(model.config), host_of(model).sites
-    return Source(place, state, False, shape, sites, model.dtype, weights, "its own")
+    return Source(place, state, False, shape, sites, model.dtype, weights, OWN_NORM)

@@ -7,15 +7,29 @@ and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from minigpt.report.numerals import brief, count, digits, percent, precise, times
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
+FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
+NEAR = 1.5  # an error is like transformers' own if neither is larger by more than this factor
+OWN_NORM = "its own"  # of a candidate that is no model of ours, and of another architecture than GPT-2
 BLOCK_NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
+
+
+class Unjudged(StrEnum):
+    """A part of a judgement that a candidate may not give what it needs for."""
+
+    PLACES = "norms and blocks"
+    ALONE = "norms by themselves"
+    DECODED = "tokens one by one"
+    GRADIENTS = "gradients"
+
 
 Form = Callable[[float | None], str]  # formats a number
 
@@ -477,7 +491,7 @@ class ParityFigures:
     sensitivity: list[SiteChange] | None = None
     removal: Removal | None = None
     bisect: Bisection | None = None
-    missing: list[str] = field(default_factory=list)
+    missing: list[Unjudged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -486,7 +500,7 @@ class Verdict:
     """The decision on a candidate, and the reasons for it.
 
     Attributes:
-        outcome: PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model.
+        verdict: "pass" if the budget is kept; without a budget, if parity holds. Else "fail".
         reasons: a sentence for each.
         budget: the limits that decide in place of parity.
         first_off: where the error begins.
@@ -494,7 +508,7 @@ class Verdict:
         notes: which outputs are off though the logits are right.
     """
 
-    outcome: str
+    verdict: str
     reasons: list[str]
     budget: list[BudgetLine] | None = None
     first_off: PlaceOff | None = None
@@ -504,55 +518,36 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """True if the budget is kept; without a budget, if parity holds."""
-        return self.outcome == "PASS"
+        return self.verdict == "pass"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParityFields(ParityFigures):
-    """All that a parity report holds: the figures, the verdict on them, and what is behind it.
+class Causes:
+    """The causes of a verdict.
 
     Attributes:
-        verdict, reasons: "pass" or "fail", and a sentence for each reason.
-        budget: the limits that decide in place of parity.
-        first_off: where the error begins.
-        changes: what the candidate's code changed in the process; any is a fault.
         precision: the dtype whose own error in transformers is nearest to the candidate's.
         diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
             if none was sought.
+        notes: why there is no diagnosis, though one was due.
     """
 
-    verdict: str
-    reasons: Sequence[str]
-    budget: list[BudgetLine] | None
-    first_off: PlaceOff | None
-    changes: list[str]
-    precision: Precision | None
-    diagnosis: list[Diagnosed] | None
-
-    @property
-    def passed(self) -> bool:
-        """True if the budget is kept; without a budget, if parity holds."""
-        return self.verdict == "pass"
-
-    @property
-    def outcome(self) -> str:
-        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-        return outcome_of(self, self.passed, self.budget, self.changes)
+    precision: Precision | None = None
+    diagnosis: list[Diagnosed] | None = None
+    notes: list[str] = field(default_factory=list)
 
 
-def outcome_of(
-    figures: ParityFigures, passed: bool, budget: Sequence[BudgetLine] | None, changes: Sequence[str]
-) -> str:
+def outcome_of(figures: ParityFigures, verdict: Verdict) -> str:
     """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-    if passed:
+    if verdict.passed:
         return "PASS"
-    is_fault = figures.exact or budget or changes or figures.nan
+    is_fault = figures.exact or verdict.budget or verdict.changes or figures.nan
     return "FAIL" if is_fault else "DIFFERENT"
 
 
 def has_norm(figures: ParityFigures) -> bool:
     """Return whether a norm was in question; another program's file, a function or a module has its own."""
-    return figures.norm != "its own"
+    return figures.norm != OWN_NORM
 
 
 def perplexities(figures: ParityFigures) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from enum import EnumType
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -14,7 +15,7 @@ def from_json(kind: Any, value: Any) -> Any:
     """Return the object of a type that a JSON value describes; a number that is null is NaN.
 
     Args:
-        kind: a dataclass, a list of a type, a type or None, or a type of JSON itself.
+        kind: a dataclass, an enum, a list of a type, a type or None, or a type of JSON itself.
 
     Raises:
         ValueError: if a value has another form; the message names the class and its fields.
@@ -25,6 +26,8 @@ def from_json(kind: Any, value: Any) -> Any:
         return None if value is None else from_json(some_type(kind), value)
     if dataclasses.is_dataclass(kind):
         return fields_from_json(kind, value)
+    if isinstance(kind, EnumType):
+        return kind(value)
     if get_origin(kind) in (list, Sequence):
         (member,) = get_args(kind)
         return [from_json(member, item) for item in value]

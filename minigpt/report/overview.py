@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from minigpt.report.fields import ParityFields, has_norm, perplexities, population, text_file
+from minigpt.report.fields import has_norm, perplexities, population, text_file
 from minigpt.report.numerals import percent, precise, times
+from minigpt.report.parity_report import ParityReport
 from minigpt.report.parts import Cell, Number, Part, cell
-from minigpt.report.sentences import BY_PARITY, about_built_in, pair
+from minigpt.report.sentences import ABOUT_BUILT_IN, BY_PARITY, pair
 
 MOST_REASONS = 6  # below the table of many reports
 
 
-def tables_of(reports: Sequence[ParityFields]) -> list[Part]:
+def tables_of(reports: Sequence[ParityReport]) -> list[Part]:
     """Return a table with a row for each report: a table for each text that they were measured on."""
-    tables: dict[str, list[ParityFields]] = {}
+    tables: dict[str, list[ParityReport]] = {}
     for report in reports:
         tables.setdefault(population(report), []).append(report)
     overviews = []
@@ -21,7 +22,7 @@ def tables_of(reports: Sequence[ParityFields]) -> list[Part]:
     return overviews
 
 
-def _overview(name: str, tokens: str, reports: Sequence[ParityFields]) -> Part:
+def _overview(name: str, tokens: str, reports: Sequence[ParityReport]) -> Part:
     models = models_of(reports)
     is_one_model = len(models) == 1
     rows = []
@@ -40,13 +41,13 @@ def _overview(name: str, tokens: str, reports: Sequence[ParityFields]) -> Part:
     return Part(name, "All verdicts", about, heads, [list(row.values()) for row in rows])
 
 
-def models_of(reports: Sequence[ParityFields]) -> list[str]:
+def models_of(reports: Sequence[ParityReport]) -> list[str]:
     """Return the models of reports, each once."""
     models = dict.fromkeys(report.model for report in reports)
     return list(models)
 
 
-def outcomes_of(reports: Sequence[ParityFields]) -> str:
+def outcomes_of(reports: Sequence[ParityReport]) -> str:
     """Count the verdicts: "3 PASS, 1 FAIL"."""
     counts = dict.fromkeys(BY_PARITY, 0)
     for report in reports:
@@ -54,7 +55,7 @@ def outcomes_of(reports: Sequence[ParityFields]) -> str:
     return ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
 
 
-def _verdict_row(report: ParityFields) -> dict[str, Cell]:
+def _verdict_row(report: ParityReport) -> dict[str, Cell]:
     """Return the cells of a report by their heads."""
     row: dict[str, Cell] = {"verdict": report.outcome, "model": report.model, "norm": report.norm, "sites": ""}
     if has_norm(report):
@@ -69,7 +70,7 @@ def _verdict_row(report: ParityFields) -> dict[str, Cell]:
     return row
 
 
-def _agreement(report: ParityFields) -> str:
+def _agreement(report: ParityReport) -> str:
     """Return the token at which the greedy text differs from the original's, in words."""
     parting = report.greedy.first_divergence
     if parting is None:
@@ -77,21 +78,21 @@ def _agreement(report: ParityFields) -> str:
     return f"differs at {parting.token}"
 
 
-def _ratio(report: ParityFields) -> float:
+def _ratio(report: ParityReport) -> float:
     """Return the error over the noise floor, of the text file if there is one."""
     if report.text is None or text_file(report) is None:
         return report.logits.ratio
     return report.text.logits.ratio
 
 
-def notes_on(reports: Sequence[ParityFields]) -> list[str]:
+def notes_on(reports: Sequence[ParityReport]) -> list[str]:
     """Return what goes with a table of reports: notes, the first reason of each FAIL, and the sites that break it."""
     texts = []
     lines = []
     for report in reports:
         is_first = not texts
         if is_first and report.built_in and text_file(report) is None:
-            texts.append(about_built_in(report))
+            texts.append(ABOUT_BUILT_IN)
         if report.outcome == "FAIL":
             lines.append(f"{pair(report)}: {report.reasons[0]}")
     for report in reports:

@@ -9,8 +9,9 @@ from markupsafe import Markup
 
 from minigpt.errors import listing
 from minigpt.report import charts, overview, sentences
-from minigpt.report.fields import MOST_NOISE, ParityFields
+from minigpt.report.fields import MOST_NOISE
 from minigpt.report.numerals import brief
+from minigpt.report.parity_report import ParityReport
 from minigpt.report.parts import KeyFigure, Number, Part, parts_of
 
 _SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
@@ -49,7 +50,7 @@ class Sheet(NamedTuple):
     summary: str = ""
 
 
-def report_page(*reports: ParityFields) -> str:
+def report_page(*reports: ParityReport) -> str:
     """Return an HTML page with these reports, which needs no network and no script.
 
     Args:
@@ -68,7 +69,7 @@ def report_page(*reports: ParityFields) -> str:
     return render(f"{heading}: {models}", [first, *sheets])
 
 
-def _sheet(report: ParityFields) -> Sheet:
+def _sheet(report: ParityReport) -> Sheet:
     return Sheet(
         sentences.heading(report),
         parts_of(report),

@@ -9,7 +9,7 @@ from typing import Any
 
 from minigpt.errors import MiniGPTError
 from minigpt.files import finite, write_atomically
-from minigpt.report.fields import Diagnosed, ParityFields, ParityFigures, Precision, Verdict
+from minigpt.report.fields import Causes, ParityFigures, Verdict, has_norm, outcome_of
 from minigpt.report.from_json import from_json
 
 FORMER = ("speed",)  # fields of reports of older versions
@@ -31,41 +31,24 @@ def read_reports(reports: Sequence[Any]) -> list["ParityReport"]:
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
-class ParityReport(ParityFields):
+class ParityReport(Causes, Verdict, ParityFigures):
     """Is the candidate still the same model as the original, as transformers computes it?
 
-    ``print`` shows it as the command does, and a notebook as the page of ``--html``. ``minigpt.report.fields``
-    describes its parts.
+    It has the fields of the figures, of the verdict and of its causes, which ``minigpt.report.fields`` describes, and
+    the notes of all three. ``print`` shows it as the command does, and a notebook as the page of ``--html``.
     """
 
     @classmethod
-    def of(
-        cls,
-        figures: ParityFigures,
-        verdict: Verdict,
-        precision: Precision | None = None,
-        diagnosis: list[Diagnosed] | None = None,
-        notes: Sequence[str] = (),
-    ) -> "ParityReport":
-        """Return the report of what was measured, decided and found.
+    def of(cls, figures: ParityFigures, verdict: Verdict, causes: Causes) -> "ParityReport":
+        """Return the report of what was measured, decided and found."""
+        fields: dict[str, Any] = vars(figures) | vars(verdict) | vars(causes)
+        fields["notes"] = [*figures.notes, *verdict.notes, *causes.notes]
+        return cls(**fields)
 
-        Args:
-            notes: why there is no diagnosis, though one was due.
-        """
-        measured: dict[str, Any] = {}
-        for field in dataclasses.fields(ParityFigures):
-            measured[field.name] = getattr(figures, field.name)
-        measured["notes"] = [*figures.notes, *verdict.notes, *notes]
-        return cls(
-            **measured,
-            verdict="pass" if verdict.passed else "fail",
-            reasons=verdict.reasons,
-            budget=verdict.budget,
-            first_off=verdict.first_off,
-            changes=verdict.changes,
-            precision=precision,
-            diagnosis=diagnosis,
-        )
+    @property
+    def outcome(self) -> str:
+        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+        return outcome_of(self, self)
 
     @classmethod
     def from_dict(cls, fields: Any) -> "ParityReport":
@@ -92,7 +75,7 @@ class ParityReport(ParityFields):
         write_atomically(path, report_page(self))
 
     def __repr__(self) -> str:
-        return f"<ParityReport {self.outcome}: {self.model if self.norm == 'its own' else self._with_norm()}>"
+        return f"<ParityReport {self.outcome}: {self._with_norm() if has_norm(self) else self.model}>"
 
     def _with_norm(self) -> str:
         return f"{self.norm} at {', '.join(self.sites)} in {self.model}"

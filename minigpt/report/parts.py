@@ -21,7 +21,6 @@ from minigpt.report.fields import (
     Greedy,
     LogitsError,
     NormSiteError,
-    ParityFields,
     PerplexityChange,
     PositionOff,
     PromptOff,
@@ -30,6 +29,7 @@ from minigpt.report.fields import (
     SiteChange,
     SiteFit,
     TextDivergence,
+    Unjudged,
     has_norm,
     is_shifted,
     noise_ratio,
@@ -39,6 +39,7 @@ from minigpt.report.fields import (
     unit,
 )
 from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, uncertain
+from minigpt.report.parity_report import ParityReport
 
 FEW_ROWS = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
@@ -103,7 +104,7 @@ class Part(NamedTuple):
         return [(self.rows[:MOST_OPEN], ""), (rest, f"The other {len(rest)}")]
 
 
-def parts_of(report: ParityFields) -> list[Part]:
+def parts_of(report: ParityReport) -> list[Part]:
     """Return the parts that a report has something for, the most important first."""
     central = {"logits": _logits, "distribution": _distribution}
     if report.outcome == "DIFFERENT":
@@ -160,7 +161,7 @@ def _named_rows(kind: type, name: str, members: Sequence[Any]) -> list[list[Cell
     return rows
 
 
-def _budget(report: ParityFields, budget: Sequence[BudgetLine]) -> Part:
+def _budget(report: ParityReport, budget: Sequence[BudgetLine]) -> Part:
     rows: list[list[Cell]] = []
     for line in budget:
         form = partial(format_limit, line.quantity)
@@ -170,13 +171,13 @@ def _budget(report: ParityFields, budget: Sequence[BudgetLine]) -> Part:
     return Part("budget", "Budget", sentence, ("quantity", "limit", "measured", ""), rows)
 
 
-def _diagnosis(report: ParityFields, diagnosis: Sequence[Diagnosed]) -> Part:
+def _diagnosis(report: ParityReport, diagnosis: Sequence[Diagnosed]) -> Part:
     rows = _named_rows(Diagnosed, "mistake", diagnosis)
     sentence = "These are put into the original in float64, one on top of the other; the noise floor remains."
     return Part("diagnosis", "What is wrong", sentence, ("mistake", *titles(Diagnosed)), rows)
 
 
-def _logits(report: ParityFields, logits: LogitsError) -> Part:
+def _logits(report: ParityReport, logits: LogitsError) -> Part:
     errors = {"whole prompts": logits}
     if report.decoding is not None:
         errors["token by token"] = report.decoding
@@ -192,7 +193,7 @@ def _logits(report: ParityFields, logits: LogitsError) -> Part:
     return Part("logits", "Logits", sentence, ("", *titles(LogitsError)), rows)
 
 
-def _distribution(report: ParityFields, measured: Distribution) -> Part:
+def _distribution(report: ParityReport, measured: Distribution) -> Part:
     rows = _measured_rows(Distribution, measured)
     worst = measured.worst
     of_what = unit(report)
@@ -204,14 +205,14 @@ def _distribution(report: ParityFields, measured: Distribution) -> Part:
     return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
 
 
-def _perplexity(report: ParityFields, text: PerplexityChange) -> Part:
+def _perplexity(report: ParityReport, text: PerplexityChange) -> Part:
     rows = _measured_rows(PerplexityChange, text)
     rows.append(("change of perplexity", change(text.reference, text.candidate)))
     about = f"Of the whole of {text.file}, in windows that overlap."
     return Part("perplexity", "Perplexity", about, ("", "this model"), rows, brief=4)
 
 
-def _greedy(report: ParityFields, greedy: Greedy) -> Part:
+def _greedy(report: ParityReport, greedy: Greedy) -> Part:
     rows = [("tokens compared", cell(greedy, "tokens_compared", count))]
     parting = greedy.first_divergence
     if parting is None:
@@ -223,7 +224,7 @@ def _greedy(report: ParityFields, greedy: Greedy) -> Part:
     return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows)
 
 
-def _sites(report: ParityFields, sites: Sequence[NormSiteError]) -> Part:
+def _sites(report: ParityReport, sites: Sequence[NormSiteError]) -> Part:
     """Norms and blocks where an error begins come first."""
     ordered: list[NormSiteError] = []
     if not report.center:  # else what goes in and out is not the original's
@@ -233,7 +234,7 @@ def _sites(report: ParityFields, sites: Sequence[NormSiteError]) -> Part:
     if has_norm(report):
         heads.append("swapped")
     shown_maps = dict(MAPS)
-    if "norms by themselves" in report.missing:
+    if Unjudged.ALONE in report.missing:
         del shown_maps["local_error"]
     drawn = [_drawn(site) for site in sites]
     blocks = [finite(vars(block)) for block in report.blocks]
@@ -256,7 +257,7 @@ def _by_growth(ordered: list[NormSiteError]) -> list[NormSiteError]:
     return sorted(ordered, key=lambda place: -growth[place.site])
 
 
-def _place_row(report: ParityFields, place: NormSiteError) -> list[Cell]:
+def _place_row(report: ParityReport, place: NormSiteError) -> list[Cell]:
     row: list[Cell] = [place.site, *cells(NormSiteError, _known(place))]
     if has_norm(report):
         is_block = any(place.site == block.block for block in report.blocks)
@@ -289,7 +290,7 @@ def _drawn(place: NormSiteError) -> dict[str, Any]:
     return figures
 
 
-def _beginnings(report: ParityFields) -> str:
+def _beginnings(report: ParityReport) -> str:
     """Return the sentence that names where errors begin; empty if none does."""
     if len(report.new_errors) > 1:
         return f"An error of its own begins at each of {', '.join(report.new_errors)}. "
@@ -298,13 +299,13 @@ def _beginnings(report: ParityFields) -> str:
     return f"An error begins at {report.first_off.place}. "
 
 
-def _gradients(report: ParityFields, gradients: Sequence[GradientError]) -> Part:
+def _gradients(report: ParityReport, gradients: Sequence[GradientError]) -> Part:
     rows = _named_rows(GradientError, "parameter", gradients)
     sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
     return Part("gradients", "Gradients", sentence, ("gradient of", *titles(GradientError)), rows, FEW_ROWS)
 
 
-def _removal(report: ParityFields, removal: Removal) -> Part:
+def _removal(report: ParityReport, removal: Removal) -> Part:
     none: list[Cell] = ["none", "0", Number(removal.loss, precise), "0"]
     rows = [none, *_named_rows(RemovalStep, "site", removal.steps)]
     sentence = (
@@ -315,20 +316,20 @@ def _removal(report: ParityFields, removal: Removal) -> Part:
     return Part("removal", "One site after another", sentence, heads, rows, bars=1)
 
 
-def _sensitivity(report: ParityFields, sensitivity: Sequence[SiteChange]) -> Part:
+def _sensitivity(report: ParityReport, sensitivity: Sequence[SiteChange]) -> Part:
     rows = _named_rows(SiteChange, "site", sensitivity)
     sentence = "How far each site, swapped alone, moves the logits."
     return Part("sensitivity", "Which sites matter", sentence, ("site", *titles(SiteChange)), rows, FEW_ROWS, bars=1)
 
 
-def _fit(report: ParityFields, fit: Sequence[SiteFit]) -> Part:
+def _fit(report: ParityReport, fit: Sequence[SiteFit]) -> Part:
     fits = sorted(fit, key=lambda site: _or_zero(site.after))
     rows = _named_rows(SiteFit, "site", fits)
     sentence = "The share of the variance of the original norm's output that this norm explains (R squared)."
     return Part("fit", "How much each site explains", sentence, ("norm site", *titles(SiteFit)), rows)
 
 
-def _bisect(report: ParityFields, bisect: Bisection) -> Part:
+def _bisect(report: ParityReport, bisect: Bisection) -> Part:
     rows = [[", ".join(sites)] for sites in bisect.sets]
     sentence = (
         "These must have their own norm back for a pass; each set breaks it, and would not with any one left out. "
@@ -337,7 +338,7 @@ def _bisect(report: ParityFields, bisect: Bisection) -> Part:
     return Part("bisect", "Which sites break it", sentence, ("set of sites",), rows)
 
 
-def _tokens(report: ParityFields, tokens: TextDivergence) -> Part:
+def _tokens(report: ParityReport, tokens: TextDivergence) -> Part:
     rows: list[list[Cell]] = []
     for position, (piece, kl) in enumerate(zip(tokens.pieces, tokens.kl, strict=True)):
         rows.append([str(position), piece, Number(kl)])
@@ -346,7 +347,7 @@ def _tokens(report: ParityFields, tokens: TextDivergence) -> Part:
     return Part("tokens", "Along a text", sentence, heads, rows, brief=0, drawing="tokens", data=tokens)
 
 
-def _first_off(report: ParityFields, _coverage: Coverage) -> Part:
+def _first_off(report: ParityReport, _coverage: Coverage) -> Part:
     """The first prompt and the first window that are off, unless a shift is all there is."""
     of_prompts = dict(_measured_rows(PromptOff, report.prompt_off))
     of_text = {}
@@ -359,7 +360,7 @@ def _first_off(report: ParityFields, _coverage: Coverage) -> Part:
     return Part("first-off", "The first text that is off", sentence, ("", "prompts", "longer text"), rows, 0)
 
 
-def _coverage(report: ParityFields, _prompts: str) -> Part:
+def _coverage(report: ParityReport, _prompts: str) -> Part:
     """Return the facts that the verdict rests on."""
     facts: dict[str, Cell] = {"texts": report.prompts}
     text, coverage, bitwise = report.text, report.coverage, report.bitwise
@@ -371,7 +372,7 @@ def _coverage(report: ParityFields, _prompts: str) -> Part:
     facts["tokens of the vocabulary"] = f"{coverage.tokens:,} of {coverage.vocabulary:,}"
     if report.gradients is not None:
         facts["gradients"] = f"of {len(report.gradients):,} tensors"
-    elif "gradients" not in report.missing:
+    elif Unjudged.GRADIENTS not in report.missing:
         facts["gradients"] = "not compared"
         if has_norm(report):
             facts["gradients"] = "not compared; --gradients compares them"
@@ -383,7 +384,7 @@ def _coverage(report: ParityFields, _prompts: str) -> Part:
     return Part("coverage", "What was read", sentence, ("", "read"), list(facts.items()))
 
 
-def _conditions(report: ParityFields, versions: Mapping[str, Any]) -> Part:
+def _conditions(report: ParityReport, versions: Mapping[str, Any]) -> Part:
     facts = {"model": report.model, "against": report.against}
     if has_norm(report):
         facts |= {"norm": report.norm, "sites": ", ".join(report.sites)}

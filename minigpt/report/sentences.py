@@ -4,41 +4,39 @@ from collections.abc import Sequence
 
 from minigpt.report.fields import (
     MOST_NOISE,
+    NEAR,
+    OWN_NORM,
     BudgetLine,
     Diagnosed,
-    ParityFields,
     Precision,
+    Unjudged,
     has_norm,
     perplexities,
     population,
     text_file,
 )
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times
+from minigpt.report.parity_report import ParityReport
 from minigpt.report.parts import KeyFigure, Number
 
-NEAR = 1.5  # an error is like transformers' own if neither is larger by more than this factor
 WHY_MISSING = {
-    "norms and blocks": "the candidate shows none at the original's paths",
-    "norms by themselves": "a file cannot be given the original's input",
-    "tokens one by one": "the candidate takes no cache of transformers, so it reads whole texts only",
-    "gradients": "the candidate has none for the original's Parameters",
+    Unjudged.PLACES: "the candidate shows none at the original's paths",
+    Unjudged.ALONE: "a file cannot be given the original's input",
+    Unjudged.DECODED: "the candidate takes no cache of transformers, so it reads whole texts only",
+    Unjudged.GRADIENTS: "the candidate has none for the original's Parameters",
 }
 ABOUT_BUILT_IN = "These figures depend on the text. The built-in texts are short; --text FILE decides on yours."
-ABOUT_BUILT_IN_OF_DEMO = (
-    "These figures depend on the text. The built-in texts are short, and unlike the demo's training text on purpose, "
-    "so that a change shows; --text FILE decides on yours."
-)
 BY_PARITY = {"PASS": "Parity holds", "FAIL": "Parity does not hold", "DIFFERENT": "A different model"}
 BY_BUDGET = BY_PARITY | {"PASS": "Within the budget", "FAIL": "Over the budget"}
 
 
-def heading(report: ParityFields) -> str:
+def heading(report: ParityReport) -> str:
     """Return the verdict in words."""
     headings = BY_PARITY if report.budget is None else BY_BUDGET
     return headings[report.outcome]
 
 
-def about(report: ParityFields) -> str:
+def about(report: ParityReport) -> str:
     """Describe what was judged."""
     judged = report.model
     if has_norm(report):
@@ -51,21 +49,21 @@ def about(report: ParityFields) -> str:
     return f"{judged}, against {against}: {how}"
 
 
-def pair(report: ParityFields) -> str:
+def pair(report: ParityReport) -> str:
     """Name the norm and the sites of a report, or what was judged if no norm was in question."""
     if not has_norm(report):
         return report.model
     return f"{report.norm} at {', '.join(report.sites)}"
 
 
-def subject(report: ParityFields) -> str:
+def subject(report: ParityReport) -> str:
     """Name the norm and the model of a report."""
     if not has_norm(report):
         return report.model
     return f"{report.norm} in {report.model}"
 
 
-def sentences(report: ParityFields) -> list[str]:
+def sentences(report: ParityReport) -> list[str]:
     """Return the reasons of the verdict, and what else must be known to read it."""
     lines = []
     if report.budget is not None:
@@ -77,7 +75,7 @@ def sentences(report: ParityFields) -> list[str]:
         lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
     is_measured = is_different or report.budget is not None
     if is_measured and report.built_in and text_file(report) is None:
-        lines.append(about_built_in(report))
+        lines.append(ABOUT_BUILT_IN)
     if not lines:
         lines.append(_of_parity(report))
     lines += precision_line(report) + diagnosis_lines(report)
@@ -90,22 +88,14 @@ def sentences(report: ParityFields) -> list[str]:
     return lines + _next_step(report)
 
 
-def about_built_in(report: ParityFields) -> str:
-    """Return a sentence on the built-in texts, which were written for the demo and which any other model reads too."""
-    original = report.against or report.model
-    if original == "demo":
-        return ABOUT_BUILT_IN_OF_DEMO
-    return ABOUT_BUILT_IN
-
-
-def _of_parity(report: ParityFields) -> str:
+def _of_parity(report: ParityReport) -> str:
     greedy = "agrees"
     if report.greedy.first_divergence is not None:
         greedy = "diverges only within the noise"
     return f"The logits' error is {times(report.logits.ratio)} the noise floor, and greedy decoding {greedy}."
 
 
-def _of_bisection(report: ParityFields, sites: Sequence[str]) -> str:
+def _of_bisection(report: ParityReport, sites: Sequence[str]) -> str:
     broken = "the budget"
     if report.budget is None:
         broken = "parity"
@@ -113,7 +103,7 @@ def _of_bisection(report: ParityFields, sites: Sequence[str]) -> str:
     return f"What breaks {broken}: {named}."
 
 
-def _of_budget(report: ParityFields, budget: Sequence[BudgetLine]) -> list[str]:
+def _of_budget(report: ParityReport, budget: Sequence[BudgetLine]) -> list[str]:
     """Return the sentences on the budget: how many sites it allows, and that it is no parity."""
     limits = ", ".join(f"{line.quantity}={format_limit(line.quantity, line.limit)}" for line in budget)
     removal, ratio = report.removal, report.logits.ratio
@@ -130,13 +120,13 @@ def _of_budget(report: ParityFields, budget: Sequence[BudgetLine]) -> list[str]:
     return lines
 
 
-def _next_step(report: ParityFields) -> list[str]:
+def _next_step(report: ParityReport) -> list[str]:
     """Return the commands that find the cause, after a FAIL."""
     is_of_removal = report.removal is not None and report.removal.allowed is not None
     if report.outcome != "FAIL" or is_of_removal:
         return []
     steps = []
-    if report.exact and report.norm not in ("fused", "its own"):
+    if report.exact and report.norm not in ("fused", OWN_NORM):
         steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
     if report.bisect is None and any(site.swapped for site in report.norm_sites):
         steps.append("--bisect names the sites that break it")
@@ -155,7 +145,7 @@ def is_near(precision: Precision | None) -> bool:
     return precision is not None and 1 / NEAR <= precision.ratio <= NEAR
 
 
-def precision_line(report: ParityFields) -> list[str]:
+def precision_line(report: ParityReport) -> list[str]:
     """Return the sentence on the precision that the error is like, if there is one and nothing else explains it."""
     precision = report.precision
     if precision is None or not is_near(precision):
@@ -170,7 +160,7 @@ def precision_line(report: ParityFields) -> list[str]:
     return [f"Its error is {how}, as if it computed in {name}."]
 
 
-def diagnosis_lines(report: ParityFields) -> list[str]:
+def diagnosis_lines(report: ParityReport) -> list[str]:
     """Return the sentence on the mistakes that explain the error, or that there is none."""
     if report.diagnosis is None:
         return []
@@ -200,7 +190,7 @@ def _rest(row: Diagnosed) -> str:
 # --- Key figures ---
 
 
-def tiles(report: ParityFields) -> list[KeyFigure]:
+def tiles(report: ParityReport) -> list[KeyFigure]:
     """Return the most important figures: a name, a number, and the words below it."""
     distribution = report.distribution
     top5 = percent(distribution.top5_agreement)
@@ -216,20 +206,20 @@ def tiles(report: ParityFields) -> list[KeyFigure]:
     ]
 
 
-def _perplexity_tile(report: ParityFields) -> KeyFigure:
+def _perplexity_tile(report: ParityReport) -> KeyFigure:
     texts = "prompts" if report.perplexity is None else "text"
     before, after = perplexities(report)
     words = f"the original's {precise(before)}, change {change(before, after)}"
     return f"perplexity of the {texts}", Number(after, precise), words
 
 
-def _noise_tile(report: ParityFields) -> KeyFigure:
+def _noise_tile(report: ParityReport) -> KeyFigure:
     logits = report.logits
     words = f"RMS error {brief(logits.rms_error)}, noise floor {brief(logits.noise_floor_rms)}"
     return "of the noise floor", Number(logits.ratio, times), words
 
 
-def _greedy_tile(report: ParityFields) -> KeyFigure:
+def _greedy_tile(report: ParityReport) -> KeyFigure:
     greedy = report.greedy
     parting = greedy.first_divergence
     if parting is None:

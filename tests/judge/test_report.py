@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt.judge.reference import Reference
 from minigpt.judge.rules import QUANTITIES, decide, parse_budget
-from minigpt.report.fields import Divergence, noise_ratio
+from minigpt.report.fields import Causes, Divergence, noise_ratio
 from minigpt.report.parity_report import ParityReport
 
 MADE = made(sample_report(2))
@@ -55,7 +55,7 @@ def test_greedy_tokens_may_part_only_within_the_noise(within_noise: bool) -> Non
 
 def verdict_is(passes: bool, measured: ParityReport) -> None:
     """The verdict, and reasons that are sentences; in the JSON too."""
-    report = ParityReport.of(measured, decide(measured, {}))
+    report = ParityReport.of(measured, decide(measured, {}), Causes())
     assert report.passed is passes, report.reasons
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert written["verdict"] == ("pass" if passes else "fail")

@@ -11,6 +11,7 @@ from reports import Report, divergence, made, sample_report
 from rich.console import Console, RenderableType
 
 from minigpt.judge.rules import decide
+from minigpt.report.fields import Causes
 from minigpt.report.numerals import brief, precise, uncertain
 from minigpt.report.parity_report import ParityReport
 from minigpt.report.terminal import parity_summary, reports_table
@@ -37,7 +38,9 @@ def failing() -> Report:
 def judgement() -> ParityReport:
     """The same as ``report_with()``, as a judgement returns it."""
     figures = made(MADE)
-    return ParityReport.of(figures, decide(figures, {}), figures.precision, figures.diagnosis)
+    return ParityReport.of(
+        figures, decide(figures, {}), Causes(precision=figures.precision, diagnosis=figures.diagnosis)
+    )
 
 
 def shown(report: Report, width: int = 400) -> str:
