@@ -96,11 +96,11 @@ class Candidate:
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Be in eval mode in the block."""
+        """Be in eval mode in the block, part by part, since a module of torch.export refuses ``eval``."""
         parts = [] if self.module is None else [*self.module.modules()]
         modes = [part.training for part in parts]
-        if self.module is not None:
-            self.module.eval()
+        for part in parts:
+            part.training = False
         try:
             yield
         finally:

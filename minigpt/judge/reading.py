@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -132,7 +132,10 @@ class Runner:
 
 
 class Recorder:
-    """Keeps the last input and output of chosen norms and blocks, in the order of the data, while it is active."""
+    """Keeps the first input and output of chosen norms and blocks, in the order of the data, while it is active.
+
+    A module that is called again reads what others have computed meanwhile, so a later call says less about it.
+    """
 
     def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
         self.modules: dict[nn.Module, list[str]] = {}
@@ -152,13 +155,15 @@ class Recorder:
         for hook in self.hooks:
             hook.remove()
 
-    def _keep(
-        self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]
-    ) -> None:
+    def _keep(self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         place = next(places)  # a module may be at several places
+        if isinstance(output, tuple):  # of a block
+            output = output[0]
+        if place in self.outputs or not isinstance(output, Tensor):  # torch.export lists whatever is used later
+            return
         if args:
             self.inputs[place] = args[0]
-        self.outputs[place] = output if isinstance(output, Tensor) else output[0]  # blocks may return a tuple
+        self.outputs[place] = output
 
 
 def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Outputs] = ()) -> Iterator[Reading]:

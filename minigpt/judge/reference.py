@@ -334,16 +334,12 @@ def arguments_of(model: Any) -> Collection[str]:
 def cached_reader(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of more ids (B, T) and the mask (B, all) of all so far, that reads them with a model's cache.
 
-    The function returns logits (B, V). The model is one of transformers. One that takes no cache reads all ids again.
+    The function returns logits (B, V). The model is one of transformers, and makes its own kind of cache. One that
+    makes none reads all ids again.
     """
-    from transformers import DynamicCache
-
     accepted = arguments_of(model)
+    cache_names = [name for name in CACHE_NAMES if name in accepted]
     cache: dict[str, Any] = {}
-    for name in CACHE_NAMES:
-        if name in accepted:
-            cache[name] = DynamicCache(config=model.config)
-            break
     read_before: list[Tensor] = []
 
     def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -356,7 +352,10 @@ def cached_reader(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
         if not attention_mask.all():  # recurrent models take a mask of all ids for one of the new ids
             options["attention_mask"] = attention_mask
         known = {option: value for option, value in options.items() if option in accepted}
-        output = model(input_ids, use_cache=bool(cache), **cache, **known)
+        output = model(input_ids, use_cache=bool(cache_names), **cache, **known)
+        for name in cache_names:
+            if getattr(output, name, None) is not None:
+                cache[name] = output[name]
         return output.logits[:, -1]
 
     return read

@@ -4,8 +4,6 @@ Errors of norms and blocks are relative: the root of the mean, over tokens, of |
 and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 """
 
-import math
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, 
 FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
 NEAR = 1.5  # an error is like transformers' own if neither is larger by more than this factor
 OWN_NORM = "its own"  # of a candidate that is no model of ours, and of another architecture than GPT-2
-BLOCK_NUMBER = re.compile(r"\.(\d+)")  # of a block, in the path of a norm
 
 
 class Unjudged(StrEnum):
@@ -575,25 +572,19 @@ def population(figures: ParityFigures) -> str:
 
 
 def places(figures: ParityFigures) -> list[NormSiteError]:
-    """Return each norm, and each block behind its norms, in the order of the data: by the number in their names.
+    """Return each norm, and each block behind its norms, in the order of the data.
 
     A block is a site without an error of its own, that nothing was swapped at.
     """
     rows = list(figures.norm_sites)
+    end = 0
     for block in figures.blocks:
-        rows.append(NormSiteError(block.block, None, block.error, block.noise, False))
-    first = 0
-    while first < len(rows) and not BLOCK_NUMBER.search(rows[first].site):  # norms of the embedding go before
-        first += 1
-    if first == len(rows):
-        first = 0
-    return [*rows[:first], *sorted(rows[first:], key=depth)]
-
-
-def depth(row: NormSiteError) -> float:
-    """Return the number of the block that a norm or block is in, or is; infinite for none."""
-    number = BLOCK_NUMBER.search(row.site)
-    return int(number[1]) if number else math.inf
+        for number, row in enumerate(rows):
+            if row.site.startswith(f"{block.block}."):
+                end = number + 1
+        rows.insert(end, NormSiteError(block.block, None, block.error, block.noise, False))
+        end += 1
+    return rows
 
 
 def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> float:
