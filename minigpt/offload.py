@@ -1,24 +1,24 @@
 """Parameters whose values are elsewhere: accelerate offloads a module's, and FSDP2 shards them between processes.
 
-A placeholder stands in the module then. Here are its values, a copy that needs neither library, and what puts a new
-module in the place of the old.
+A placeholder stands in the module then. Here are its values, a copy that needs neither library, and what gives
+a new module the inputs of the old.
 """
 
 import contextlib
 import copy
-import dataclasses
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minigpt.errors import NormError
+
 HOOK = "_hf_hook"  # accelerate's, which brings a module's Parameters for a call
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 SHARDS = "_get_fsdp_state"  # a method of what ``fully_shard`` has made of a module
-OF_SHARDS = "__composable_api"  # begins the names of what it has kept there
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -97,8 +97,7 @@ def is_elsewhere(module: nn.Module) -> bool:
 def plain_copy(module: nn.Module, *, gathering: bool = True) -> Any:
     """Return a copy of a module that has its values and no forward hooks; what these are bound to is not copied.
 
-    A hook of accelerate replaces the module's forward. The copy has the forward from before. ``fully_shard`` replaces
-    the module's class. The copy has the class from before.
+    A hook of accelerate replaces the module's forward. The copy has the forward from before.
 
     Args:
         gathering: as for ``values_of``.
@@ -113,10 +112,9 @@ def plain_copy(module: nn.Module, *, gathering: bool = True) -> Any:
         for name in HOOKS:
             memo[id(state[name])] = OrderedDict()
         for name, value in state.items():
-            if name.startswith(OF_SHARDS) or (HOOK in state and name in (HOOK, "forward")):
+            if HOOK in state and name in (HOOK, "forward"):
                 memo[id(value)] = None
-    with _unsharded_classes(module):
-        copied = copy.deepcopy(module, memo)
+    copied = copy.deepcopy(module, memo)
     for part in copied.modules():
         if HOOK in vars(part):
             _remove_hook(part)
@@ -130,19 +128,6 @@ def _like(tensor: Tensor, value: Tensor) -> Tensor:
     return value
 
 
-@contextlib.contextmanager
-def _unsharded_classes(module: nn.Module) -> Iterator[None]:
-    """Give parts of a module the classes that they had before ``fully_shard``, which cannot be copied."""
-    classes = {part: type(part) for part in module.modules() if is_sharding(part)}
-    try:
-        for part, kind in classes.items():
-            part.__class__ = kind.__bases__[1]
-        yield
-    finally:
-        for part, kind in classes.items():
-            part.__class__ = kind
-
-
 def _remove_hook(module: nn.Module) -> None:
     """Remove what accelerate put on the original of a copied module."""
     state = vars(module)
@@ -153,30 +138,8 @@ def _remove_hook(module: nn.Module) -> None:
         module.forward = before
 
 
-def assign(parameter: Tensor, value: Tensor) -> None:
-    """Set the values of a Parameter, whose shards each process keeps if it is sharded."""
-    if is_sharded(parameter):
-        from torch.distributed.tensor import distribute_tensor
-
-        sharded: Any = parameter
-        value = distribute_tensor(value.to(sharded.to_local()), sharded.device_mesh, sharded.placements)
-    parameter.copy_(value)
-
-
-def can_shard_like(tensor: Any) -> bool:
-    """Return whether a Parameter is sharded as ``fully_shard`` does it: along its first dimension, over all data."""
-    *copies, last = tensor.placements
-    return last.is_shard(0) and len(copies) < 2 and all(placement.is_replicate() for placement in copies)
-
-
-def put_in_place_of(new: nn.Module, old: nn.Module, around: Iterable[nn.Module]) -> None:
-    """Have a new module get its inputs where the old one got them, and be sharded as that is.
-
-    The new one's Parameters stay on the device, also where accelerate offloads the old one's.
-
-    Args:
-        around: the modules in which the old one is, the innermost last.
-    """
+def take_inputs_of(new: nn.Module, old: nn.Module) -> None:
+    """Have a new module get its inputs where accelerate brings the old one's. Its Parameters stay on the device."""
     for hook in device_hooks(old):
         from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
@@ -187,34 +150,14 @@ def put_in_place_of(new: nn.Module, old: nn.Module, around: Iterable[nn.Module])
             skip_keys=hook.skip_keys,
         )
         add_hook_to_module(new, moves, append=True)
-    units = [module for module in around if is_sharding(module)]
-    if units and any(True for _ in new.parameters()):
-        _shard_like(new, units[-1])
 
 
-def is_sharding(module: nn.Module) -> bool:
-    """Return whether ``fully_shard`` was called for a module."""
-    return hasattr(type(module), SHARDS)
+def require_unsharded(model: nn.Module) -> None:
+    """Check that a model is not sharded.
 
-
-def reshard(model: nn.Module) -> None:
-    """Take away the whole Parameters that a call has left in a sharded model for its backward."""
-    for module in model.modules():
-        if is_sharding(module):
-            units: Any = module
-            units.reshard()
-
-
-def _shard_like(new: nn.Module, unit: nn.Module) -> None:
-    """Shard a module over the processes of a unit, with its precision, so that gradients are averaged."""
-    from torch.distributed.fsdp import fully_shard
-
-    shards: Any = fully_shard
-    mesh = next(mesh_of(tensor) for tensor in unit.parameters() if is_sharded(tensor))
-    policy = shards.state(unit)._mp_policy
-    fully_shard(new, mesh=mesh, mp_policy=dataclasses.replace(policy, output_dtype=None))
-
-
-def mesh_of(tensor: Any) -> Any:
-    """Return the processes between which a DTensor is sharded."""
-    return tensor.device_mesh
+    Raises:
+        NormError: if it is.
+    """
+    is_unit = any(hasattr(type(module), SHARDS) for module in model.modules())  # also after a call
+    if is_unit or any(map(is_sharded, model.parameters())):
+        raise NormError("the model is sharded; swap and fit norms before that, e.g. before fully_shard")

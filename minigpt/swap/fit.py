@@ -22,7 +22,7 @@ from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm, plain_norm
 from minigpt.norms.frozen import FrozenLayerNorm, needs_text
 from minigpt.norms.record import record_of
-from minigpt.offload import assign, plain_copy
+from minigpt.offload import plain_copy, require_unsharded
 from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, require_own_parameters, share
 
 LEAST_TOKENS = 64  # with fewer, two numbers a channel follow the noise
@@ -73,10 +73,11 @@ def fit_norms(
         ConfigError: if the model has no norm sites.
         NormError: if a pattern matches no site, there are fewer than 64 tokens, or a norm cannot be fitted. Such a norm
             has no Parameters, its output for a token depends on other tokens, or it replaces a norm that is not a
-            LayerNorm in the checkpoint itself. Nothing has been changed then.
+            LayerNorm in the checkpoint itself, or the model is sharded. Nothing has been changed then.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
     host = host_with_norms(model)
+    require_unsharded(model)
     chosen = match_sites(model, sites)
     check_ids("input_ids", input_ids)
     seq = input_ids.shape[1]
@@ -306,9 +307,9 @@ def _adopt(norm: nn.Module, trial: nn.Module) -> None:
     adds_one = isinstance(norm, OnePlusNorm)
     for name, parameter in norm.named_parameters():
         inside = name.removeprefix("norm.") if adds_one else name
-        assign(parameter, fitted[inside])
+        parameter.copy_(fitted[inside])
     if adds_one:
-        assign(norm.weight, fitted["weight"] - 1)
+        norm.weight.copy_(fitted["weight"] - 1)
     inner = inner_norm(norm)
     if isinstance(inner, FrozenLayerNorm) and isinstance(trial, FrozenLayerNorm) and trial.calibration is not None:
         inner.calibration = trial.calibration.to(norm.get_parameter("weight").dtype)

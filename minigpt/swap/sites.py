@@ -12,20 +12,18 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
-from minigpt.host import Host, host_of, install, probe_norm, uncompiled, unwrapped
+from minigpt.host import Host, host_of, install, probe_norm, unwrapped
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import ATTRIBUTE, record_of
 from minigpt.offload import (
-    can_shard_like,
     is_elsewhere,
     is_offloaded,
-    is_sharded,
     plain_copy,
-    put_in_place_of,
-    reshard,
+    require_unsharded,
+    take_inputs_of,
     values_of,
 )
 
@@ -54,8 +52,7 @@ def swap_norms(
     A class that multiplies so itself gets the Parameter. So what is saved is what the model's own class reads.
 
     Where accelerate has offloaded a site's Parameters, the new norm has their values on the device where the site
-    computes. Where ``fully_shard`` has sharded them, the new norm is sharded in the same way, by a call of its own.
-    Every process must swap then, and the optimizer is made afterwards.
+    computes. Swap norms before ``fully_shard``.
 
     In a wrapper of PEFT (``modules_to_save``, LN tuning) the norms inside are the sites, each with its own Parameters.
     A pattern that matches the wrapper's path matches them all.
@@ -70,10 +67,11 @@ def swap_norms(
 
     Raises:
         ConfigError: if the model has no norm sites.
-        NormError: if the norm is unknown, cannot be built or cannot run, a pattern matches no site, or the Parameters
-            at a site are split as only tensor parallelism does it. Nothing has been replaced then.
+        NormError: if the norm is unknown, cannot be built or cannot run, a pattern matches no site, or the model is
+            sharded. Nothing has been replaced then.
     """
     host = host_with_norms(model)
+    require_unsharded(model)
     chosen = match_sites(model, sites)
     old = {site: unwrapped(model.get_submodule(site)) for site in chosen}
     for site, module in old.items():
@@ -81,9 +79,8 @@ def swap_norms(
     built = {site: build_like(module, norm, host, keep) for site, module in old.items()}
     new = {site: share(module, old[site], host) for site, module in built.items()}
     _require_runs(new[chosen[0]], host)
-    around = _modules_around(model, chosen)
     for site, module in new.items():
-        put_in_place_of(module, old[site], around[site])
+        take_inputs_of(module, old[site])
     install(model, new)
     for remark in sorted(_remarks(new.values(), host)):
         logging.getLogger("minigpt").warning("%s", remark)
@@ -101,19 +98,8 @@ def _remarks(new: Iterable[nn.Module], host: Host) -> set[str]:
     return remarks
 
 
-def _modules_around(model: nn.Module, sites: Collection[str]) -> dict[str, list[nn.Module]]:
-    """Return the modules in which each site is, the innermost last."""
-    around: dict[str, list[nn.Module]] = {site: [] for site in sites}
-    for path, module in model.named_modules():
-        outer = uncompiled(path)
-        for site in sites:
-            if not outer or site.startswith(f"{outer}."):
-                around[site].append(module)
-    return around
-
-
 def host_with_norms(model: Any) -> Host:
-    """Return a model as a host, with its shards apart, as before a call.
+    """Return a model as a host.
 
     Raises:
         ConfigError: if it is no module, or has no norm sites.
@@ -123,7 +109,6 @@ def host_with_norms(model: Any) -> Host:
         package = type(model).__module__.partition(".")[0]
         kind = f"{package}.{type(model).__name__}"
         raise ConfigError(f"model must be a minigpt.GPT2, or a language model of transformers with norms, got a {kind}")
-    reshard(host.model)
     return host
 
 
@@ -205,8 +190,8 @@ def require_own_parameters(name: str, module: nn.Module, host: Host | None = Non
         host: the model, which may be on the device "meta" as a whole. None for one that has values.
 
     Raises:
-        NormError: if one of the two is not, or is split as only tensor parallelism does it, or is a placeholder for
-            what accelerate offloads with the whole block.
+        NormError: if one of the two is not, or is a placeholder for what accelerate offloads with the whole
+            block.
     """
     for role in ("weight", "bias"):
         if module._buffers.get(role) is not None:
@@ -218,8 +203,6 @@ def require_own_parameters(name: str, module: nn.Module, host: Host | None = Non
             continue
         if not isinstance(tensor, nn.Parameter):
             raise NormError(f"weight or bias of {name} is not a Parameter; undo its pruning or parametrization")
-        if is_sharded(tensor) and not can_shard_like(tensor):
-            raise NormError(f"{role} of {name} is a DTensor that fully_shard has not made; swap norms before that")
         has_values = host is None or host.device.type != "meta"
         if tensor.is_meta and has_values and not is_offloaded(module):
             raise NormError(
@@ -231,7 +214,7 @@ def require_own_parameters(name: str, module: nn.Module, host: Host | None = Non
 def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
     """Return the checkpoint's weight and bias at a norm's site, also those that the norm does not use.
 
-    Those that are offloaded or sharded are new Parameters with the values.
+    Those that are offloaded are new Parameters with the values.
     """
     values = values_of(norm) if is_elsewhere(norm) else {}
     used: dict[str, nn.Parameter] = {}

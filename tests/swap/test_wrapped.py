@@ -237,35 +237,17 @@ def test_norms_are_swapped_before_they_are_sharded(name: str, tmp_path: Path) ->
                 gradients_of(model, [IDS[:1]], "model.embed_tokens")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["llama", "gemma", "pythia"])
 @pytest.mark.parametrize("has_run", [False, True])
-def test_norms_are_swapped_where_they_are_sharded(name: str, has_run: bool, tmp_path: Path) -> None:
+def test_norms_that_are_sharded_are_neither_swapped_nor_fitted(has_run: bool, tmp_path: Path) -> None:
     from torch.distributed.fsdp import fully_shard
 
     with one_process(tmp_path) as mesh:
-        plain, model = random_model(name), random_model(name)
-        for part in (*model.get_submodule(host_of(model).blocks[0].rpartition(".")[0]), model):
-            fully_shard(part, mesh=mesh)
-        before = plain(IDS).logits.detach()
-        if has_run:
-            assert torch.equal(model(IDS).logits, before)
-        sites = minigpt.norm_sites(plain)
-        own = type(plain.get_submodule([*sites][-1]))
-        for norm in (same([*sites.values()][-1].kind), own, "dyt"):
-            assert minigpt.swap_norms(model, norm) == minigpt.swap_norms(plain, norm) == [*sites]
-            for site in sites:  # every Parameter of a norm is sharded, and gets its gradient
-                assert all(hasattr(parameter, "device_mesh") for parameter in model.get_submodule(site).parameters())
-            expected, logits = plain(IDS).logits, model(IDS).logits
-            assert_within(rms(logits - expected), 1e-5 * rms(before), rms(before), str(norm))
-            expected.square().sum().backward()
-            logits.square().sum().backward()
-            for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
-                scale = rms(other.grad)
-                assert_within(rms(parameter.grad.full_tensor() - other.grad), 1e-4 * scale, scale, "gradient")
-            model.zero_grad()
-            plain.zero_grad()
-        assert explained(model) == pytest.approx(explained(plain), rel=1e-3)
-        assert_within(rms(model(IDS).logits - plain(IDS).logits), 1e-2 * rms(before), rms(before), "fitted")
-        minigpt.swap_norms(model, own)
-        assert_within(rms(model(IDS).logits - before), 1e-5 * rms(before), rms(before), "back")
+        model = random_model("llama")
+        before = model(IDS).logits.detach()
+        fully_shard(model, mesh=mesh)
+        if has_run:  # which leaves whole Parameters in the model for its backward
+            model(IDS)
+        for change in (lambda: minigpt.swap_norms(model, "rms"), lambda: minigpt.fit_norms(model, IDS)):
+            with pytest.raises(minigpt.NormError, match="sharded; swap and fit norms before that"):
+                change()
+        assert torch.equal(model(IDS).logits, before)
