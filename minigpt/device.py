@@ -63,9 +63,3 @@ def has_values(tensor: torch.Tensor) -> bool:
             return False
         tensor = _functorch.get_unwrapped(tensor)
     return True
-
-
-def finish(device: torch.device) -> None:
-    """Wait until a device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -57,37 +57,5 @@ def generate(
     show(bench_summary(report), report, json_file)
 
 
-def norms(
-    *,
-    norm: list[str] | None = None,
-    width: list[int] | None = None,
-    rows: list[int] | None = None,
-    repeats: Count = 20,
-    device: str | None = None,
-    dtype: str | None = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Time norms in turns, forward and backward, against a plain copy. ``minigpt norms --check`` checks their results.
-
-    Args:
-        norm: As minigpt parity takes it; may be repeated.
-        width: Width of a row; may be repeated.
-        rows: Rows; may be repeated.
-        repeats: Rounds; each norm is timed once in a round.
-        dtype: Of the rows; bfloat16 on CUDA by default, else float32.
-
-    Examples:
-        minigpt bench norms --norm fused --norm rms --width 768 --json -
-    """
-    from minigpt.bench.norms import bench_norms, norms_table
-
-    with progress() as say:
-        timed = bench_norms(
-            norm or (), widths=width or (), rows=rows or (), repeats=repeats, device=device, dtype=dtype, progress=say
-        )
-    show(norms_table(timed), timed, json_file)
-
-
 bench = typer.Typer(help="Measure speed and memory, against others in the same run.")
-for _command in (generate, norms):
-    add(bench, _command)
+add(bench, generate)

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from gpu.models import ours_of, theirs_of
+from gpu.models import finish, ours_of, theirs_of
 from torch import Tensor
 
 import minigpt
-from minigpt.device import finish
 from minigpt.engine import accelerate
 
 SIZES = ("gpt2", "gpt2-xl")

@@ -42,3 +42,9 @@ def theirs_of(weights: minigpt.GPT2, attention: str, dtype: torch.dtype | None =
 def known_norms(names: tuple[str, ...], device: torch.device) -> list[str]:
     """Those of the norms that can run there."""
     return [name for name in names if minigpt.norms.available()[name].reason_on(device) is None]
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from gpu.models import finish
+from gpu.norms import GPT2_WIDTHS
 from torch import Tensor
 
-from minigpt.bench.norms import GPT2_WIDTHS
-from minigpt.device import finish
 from minigpt.norms.triton import interpreting
 from minigpt.precision import full_products
 

@@ -94,7 +94,7 @@ def complaint(ended: Ended) -> str:
 def test_help_of_every_command(run: Run) -> None:
     """Its options are described, its examples can be copied, and brackets are shown."""
     assert all(name in run().out for name in COMMANDS)
-    for name in (*COMMANDS, "bench generate", "bench norms"):
+    for name in (*COMMANDS, "bench generate"):
         status, out, err = run(*name.split(), "--help")
         assert (status, err) == (0, "")
         assert "`" not in out
@@ -569,7 +569,7 @@ BAD = [
     ("generate a b", "b.*minigpt generate --help"),
     ("convert", "MODEL.*minigpt convert --help"),
     ("generate x --model=", "--model must be a path, got ''"),
-    ("bench norms --wdith 3", "--width.*minigpt bench norms --help"),
+    ("bench generate --bacth 3", "--batch.*minigpt bench generate --help"),
     ("bench generate --model demo --preset gpt2-xl", "--preset is for random weights"),
     ("norms --device cpu", "--device is for --check NAME"),
     ("info ./no/such/folder", "no directory or file of weights"),
@@ -673,7 +673,7 @@ WRITES = (
     "parity --remove --remove-file", "norms --check rms --html", "convert FOLDER", "sites FOLDER --text PROMPTS --json",
     "sites FOLDER --text PROMPTS --html", "finetune --text PROMPTS --steps 1 --out", "study PROMPTS --out",
     *(f"study PROMPTS --out OUT {name}" for name in ("--html", "--csv")),
-    "bench generate --json", "bench norms --json",
+    "bench generate --json",
 )  # fmt: skip
 
 
