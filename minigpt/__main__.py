@@ -1,6 +1,6 @@
 """python -m minigpt"""
 
-from minigpt.cli import main
+from minigpt.cli import program
 
 if __name__ == "__main__":  # not in a process that it starts
-    main()
+    program()

@@ -6,67 +6,57 @@ function, since ``minigpt --help`` must not wait for them.
 """
 
 import atexit
+import gc
+import io
+import os
 import sys
+import traceback
+from contextlib import suppress
+from typing import NoReturn
 
-from minigpt.cli.interrupt import CONTINUES, STATUS, Interrupts, continues, leave
-
-TYPE_CHECKING = False  # as in minigpt/__init__.py
-
-if TYPE_CHECKING:
-    from minigpt.cli.commands import COMMANDS as COMMANDS
-    from minigpt.cli.commands import app as app
-
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-
-    def __getattr__(name: str) -> object:
-        if name in ("app", "COMMANDS"):  # imported when used, so that ``main`` handles a signal before
-            from minigpt.cli import commands
-
-            return getattr(commands, name)
-        raise AttributeError(f"module 'minigpt.cli' has no attribute {name!r}")
+FAULT = 70  # EX_SOFTWARE of sysexits.h
+WRITERS = (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 
 
-def program() -> None:
-    """Run ``main`` as the installed command, and end the process after the last function of ``atexit``.
+def program() -> NoReturn:
+    """Run ``main`` as the installed command: with three streams, until a signal ends it, and to a quick end."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed, and the next file would get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    from minigpt.cli.interrupt import Interrupts
 
-    The interpreter would then free all that is imported. With PyTorch's compiler that takes up to a second. It does so
-    where somebody has registered a function before, as coverage does when Python starts: it would not be called.
-    """
-    codes: list[object] = []
-
-    def end() -> None:
-        for code in codes:
-            leave(code)
-
-    if not atexit._ncallbacks():
-        atexit.register(end)  # the first, so it is called last
-    try:
-        main()
-    except SystemExit as ended:
-        codes.append(ended.code)
-        raise
+    Interrupts(sys.argv[1:]).start()
+    statuses: list[int] = []
+    atexit.register(lambda: _end(*statuses))  # the first, so it is called last
+    statuses.append(_status())
+    sys.exit(*statuses)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line and exit.
 
-    The status is 0 on success, and 1 if parity does not hold or a norm is not a LayerNorm. After an error, which is one
-    line on standard error, it is 2. After an interrupt it is 130, within a second, and after a closed pipe 141.
+    The status is 0, or 1 for a verdict: parity does not hold, a norm is not a LayerNorm, a cell of a study failed.
+    After an error in what a user gives, which is one line on standard error, it is 2. After any other, with its
+    traceback, it is 70: whatever goes wrong, 1 is a verdict. After a closed pipe it is 141.
     """
-    words = sys.argv[1:]
-    interrupts = Interrupts(words)
-    interrupts.start()
+    sys.exit(_status())
+
+
+def _status() -> int:
     try:
         from minigpt.cli.commands import run
 
-        run(words, interrupts)
-    except BaseException as error:
-        if interrupts.came:  # whatever has become of its KeyboardInterrupt
-            interrupts.end_after_cleaning()
-        if not isinstance(error, KeyboardInterrupt):
-            raise
-        if continues(words):
-            print(CONTINUES, file=sys.stderr)
-        sys.exit(STATUS)
-    finally:
-        interrupts.stop()
+        return run(sys.argv[1:])
+    except BaseException:
+        with suppress(OSError):  # nobody reads it
+            traceback.print_exc()
+        return FAULT
+
+
+def _end(status: int) -> NoReturn:
+    """End the process. The interpreter would free all that is imported before, which takes up to a second."""
+    for one in gc.get_objects():
+        if issubclass(type(one), WRITERS):  # a file that somebody left open
+            with suppress(OSError, ValueError):  # ValueError: it is closed
+                one.flush()
+    os._exit(status)

@@ -5,12 +5,11 @@ import io
 import os
 import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Any, NoReturn
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Annotated, Any
 
 import typer
 
-from minigpt.cli.interrupt import Interrupts
 from minigpt.cli.options import add, option_name, with_values
 from minigpt.cli.output import PULSE
 from minigpt.errors import MiniGPTError, is_about_memory
@@ -22,6 +21,7 @@ COMMANDS = (
 # Idle threads of torch spin by default. They keep a server's event loop waiting, and take processor time from a
 # judgement or a check.
 SLEEPING_THREADS = ("serve", "parity", "norms")
+CLOSED_PIPE = 128 + 13
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -49,13 +49,8 @@ for _name in COMMANDS:
         add(app, _command)
 
 
-def run(words: list[str], interrupts: Interrupts) -> None:
-    """Run the command of these words and exit.
-
-    Raises:
-        SystemExit: with the status.
-        KeyboardInterrupt: after an interrupt.
-    """
+def run(words: list[str]) -> int:
+    """Run the command of these words, and return its status: see ``main``. It raises what is a fault of ours."""
     words = words or ["--help"]
     pulse: AbstractContextManager[None] = nullcontext()  # of a server, which runs until it is stopped
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -63,67 +58,43 @@ def run(words: list[str], interrupts: Interrupts) -> None:
     if words[0] in SLEEPING_THREADS:  # before torch is loaded
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if words[0] != "serve":
-        _guard_exit()
         pulse = PULSE.beating()
     try:
         with pulse:
-            status = _status_of(with_values(words), interrupts)
-        if status == 130:  # Typer's, after an interrupt
-            raise KeyboardInterrupt
+            status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(status)
+        return status or 0
     except MiniGPTError as error:
-        _fail(error.spelled(option_name))
+        return _fail(error.spelled(option_name))
     except _UsageError as error:
         command = "minigpt"
         if error.ctx:
             command = error.ctx.command_path
-        _fail(f"{error.format_message()} ({command} --help shows what there is)")
-    except typer.Abort as error:
-        raise KeyboardInterrupt from error
+        return _fail(f"{error.format_message()} ({command} --help shows what there is)")
     except (MemoryError, RuntimeError) as error:
         if not is_about_memory(error):
             raise
         reason = re.sub(r"^\[enforce fail [^]]*\].*?(?=DefaultCPUAllocator)", "", str(error).strip())
         first_line = reason.partition("\n")[0]
-        _fail(f"there is not enough memory for this: {first_line or 'none is left'}")
+        return _fail(f"there is not enough memory for this: {first_line or 'none is left'}")
     except BrokenPipeError:
-        _drop_output()
-        sys.exit(128 + 13)
+        return CLOSED_PIPE
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # of which Rich and Typer make this, with status 1
+            return CLOSED_PIPE
+        if ended.code:
+            raise
+        return 0  # a shell has completed a word
     except OSError as error:
-        _drop_output()
-        _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
-
-
-def _status_of(words: list[str], interrupts: Interrupts) -> Any:
-    try:
-        return app(words, prog_name="minigpt", standalone_mode=False)
-    except Exception as error:
-        if interrupts.came:  # somebody has made this of it
-            raise KeyboardInterrupt from error
-        raise
-
-
-def _guard_exit() -> None:
-    """A norm's code that ends this process at once gives status 2, and not that of a verdict."""
-    owner, end = os.getpid(), os._exit
-
-    def ended(status: int) -> NoReturn:
-        if os.getpid() == owner:
-            print("error: the norm's code ended the process, so there is no result", file=sys.stderr, flush=True)
-            status = 2
-        end(status)
-
-    os._exit = ended
-
-
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails to write the rest at exit
+        if error.strerror is None:
+            raise
+        return _fail(f"{error.filename or 'cannot write the output'}: {error.strerror}")
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which typer bundles or imports
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+def _fail(message: str) -> int:
+    with suppress(OSError):  # nobody reads it
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

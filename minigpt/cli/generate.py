@@ -230,15 +230,11 @@ def write_many(file: "TextFile") -> None:
     tokens = 0
     texts = 0
     with file, progress() as say:
-        try:
-            for text in file.write():
-                tokens += len(text.ids)
-                texts += 1
-                speed = tokens / (time.perf_counter() - started)
-                say(f"{kept + texts} of {file.total} texts, {speed:.0f} tokens/s", (kept + texts) / file.total)
-        except KeyboardInterrupt:
-            _note(f"{kept + texts} texts are kept in {file.lines.path}; the same command continues from there")
-            raise
+        for text in file.write():
+            tokens += len(text.ids)
+            texts += 1
+            speed = tokens / (time.perf_counter() - started)
+            say(f"{kept + texts} of {file.total} texts, {speed:.0f} tokens/s", (kept + texts) / file.total)
     spent = time.perf_counter() - started
     print(f"{texts} texts, {tokens} tokens in {spent:.1f} s, {tokens / spent:.0f} tokens/s", file=sys.stderr)
 

@@ -36,10 +36,6 @@ class ResultConsole(Console):
         else:
             self.width = max(self.width, NARROWEST)
 
-    def on_broken_pipe(self) -> None:
-        """Leave the error to the command, where Rich would end the process with status 1, that of a verdict."""
-        raise
-
 
 def for_terminal(text: str) -> str:
     """Return the text with its control characters escaped, except newlines and tabs: a terminal would obey them."""

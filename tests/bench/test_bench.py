@@ -14,7 +14,7 @@ from minigpt import ConfigError, MiniGPTError
 from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary, spread
 from minigpt.bench.programs import Memory, Minigpt, Transformers, weight_bytes
-from minigpt.cli import app
+from minigpt.cli.commands import app
 from minigpt.cli.output import show
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]

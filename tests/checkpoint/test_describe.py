@@ -12,7 +12,7 @@ from minigpt import CheckpointError
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.pretrained import describe_checkpoint
 from minigpt.checkpoint.transformers_model import describe_other
-from minigpt.cli import app
+from minigpt.cli.commands import app
 
 
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"n_inner": 50}, {"n_layer": 3}], ids=str)

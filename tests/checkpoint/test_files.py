@@ -15,7 +15,7 @@ import minigpt
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files, local_place
 from minigpt.checkpoint.contents import read_stable, unchanged
-from minigpt.cli import app
+from minigpt.cli.commands import app
 from minigpt.generation import settings
 
 

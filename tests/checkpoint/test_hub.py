@@ -16,7 +16,7 @@ import minigpt
 from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint import local_place
 from minigpt.checkpoint.contents import COMMITS
-from minigpt.cli import app
+from minigpt.cli.commands import app
 
 REPOSITORY = "someone/tiny-gpt2"
 

@@ -17,7 +17,7 @@ from test_cli import Run, complaint, run  # noqa: F401
 
 import minigpt
 from minigpt.choices import words_of
-from minigpt.cli import app
+from minigpt.cli.commands import app
 
 # A value for each option: another one than what stands there without it.
 VALUES = {

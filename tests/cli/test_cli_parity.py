@@ -3,8 +3,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +80,15 @@ def test_a_record_is_judged_against_and_what_another_program_wrote(run: Run, fol
     assert "--text" in complaint(run("parity", "--original", record, "--text", folder / "text"))
 
 
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [pytest.param("os._exit(0)", 2, marks=pytest.mark.thorough), ("torch.set_default_dtype(torch.float64)", 1)],
-)
-def test_code_that_ends_or_changes_the_process(folder: Path, tmp_path: Path, line: str, status: int) -> None:
+def test_code_that_changes_the_process(run: Run, folder: Path, tmp_path: Path) -> None:
+    line = "torch.set_default_dtype(torch.float64)"
     (tmp_path / "norm.py").write_text(
-        "import os, torch\nclass Norm(torch.nn.LayerNorm):\n    exact = False\n"
+        "import torch\nclass Norm(torch.nn.LayerNorm):\n    exact = False\n"
         f"    def forward(self, x):\n        {line}\n        return super().forward(x)\n"
     )
-    words = ["parity", "--model", folder, "--prompt", "the dog", "--norm", tmp_path / "norm.py:Norm"]
-    ended = subprocess.run([sys.executable, "-m", "minigpt", *map(str, words)], capture_output=True, text=True)
-    assert ended.returncode == status
-    text = " ".join((ended.stderr + ended.stdout).split())  # lines break where a path is long
-    assert ("no result" if status == 2 else "changes the process") in text
+    ended = judge(run, folder, "--norm", tmp_path / "norm.py:Norm")
+    assert ended.status == 1
+    assert "changes the process" in " ".join(ended.out.split())
 
 
 def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

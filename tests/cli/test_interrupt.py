@@ -1,5 +1,6 @@
 """Ctrl-C at any moment of any command: status 130 within a second, no traceback, and nothing is left."""
 
+import os
 import random
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SECONDS = 1.0
-PATIENCE = 5.0  # for a machine that is busy with other tests
+PATIENCE = 10.0  # for a machine that is busy with other tests
 AT_AN_IMPORT = """
 import os, signal, sys
 class Interrupting:
@@ -20,25 +21,26 @@ class Interrupting:
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupting())
-from minigpt.cli import main
-main()
+from minigpt.cli import program
+program()
 """
 SWALLOWED = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
 from minigpt.cli.interrupt import Interrupts
-from minigpt.files import temporary
+from minigpt.files import TemporaryFolder, temporary
 
 if __name__ == "__main__":
-    Interrupts(sys.argv[2:]).start()
+    Interrupts(sys.argv[3:]).start()
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     child.start()
     print(child.pid, flush=True)
+    folder = TemporaryFolder("weights")
     with temporary(Path(sys.argv[1]), "file"), temporary(Path(sys.argv[1]), "folder", Path.mkdir) as folder:
         (folder / "part").touch()
         try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(60)
+            os.kill(os.getpid(), int(sys.argv[2]))
+            sum(range(10**12))  # a call into C
         except BaseException:
             time.sleep(60)
 """
@@ -55,51 +57,13 @@ _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
 """
 LEFT_OPEN = """
-import atexit, sys, threading, time
+import sys, threading, time
 from pathlib import Path
-path = Path(sys.argv.pop())
-file, other = path.open("w"), path.with_suffix(".bytes").open("w+b")
-other.write(b"left open")
+file = Path(sys.argv.pop()).open("w")
 file.write("left open")
-if sys.argv.pop() == "early":
-    atexit.register(print, "registered early")
 threading.Thread(target=lambda: (time.sleep(0.2), file.write(" by a thread"))).start()
-import minigpt.cli
-main = minigpt.cli.main
-def registering():
-    atexit.register(print, "last words")
-    main()
-minigpt.cli.main = registering
-minigpt.cli.program()
-"""
-IN_A_DESTRUCTOR = """
-import os, signal, sys
-from minigpt.cli import commands, main
-class Dying:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(1000):
-            pass
-def run(*_):
-    Dying()
-    import time
-    time.sleep(60)
-commands.run = run
-main()
-"""
-RAISED_ANEW = """
-import os, signal, sys
-from minigpt.cli import commands, main
-from minigpt.errors import CheckpointError
-def app(*words, **options):
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(1000):
-            pass
-    except KeyboardInterrupt as error:
-        raise CheckpointError("Could not import module 'GPT2LMHeadModel'") from error
-commands.app = app
-main()
+from minigpt.cli import program
+program()
 """
 
 
@@ -141,21 +105,19 @@ def test_an_interrupt_of_an_import_has_no_traceback(module: str, words: list[str
     assert (ended.returncode, said) == (130, continues)
 
 
-@pytest.mark.parametrize("code", [IN_A_DESTRUCTOR, RAISED_ANEW], ids=["in a destructor", "raised anew"])
-def test_an_interrupt_that_others_swallow_ends_the_command(code: str) -> None:
-    began = time.monotonic()
-    ended = run(code, "parity")
-    assert (ended.returncode, ended.stderr) == (130, "")
-    assert time.monotonic() - began < PATIENCE
-
-
-def test_no_temporary_file_and_no_child_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_temporary_file_and_no_child_is_left(sent: signal.Signals, tmp_path: Path) -> None:
+    """Also where an interrupt is swallowed: the process waits for C, which returns to no handler."""
     (tmp_path / "program.py").write_text(SWALLOWED)
     folder = tmp_path / "folder"
     folder.mkdir()
-    command = [sys.executable, tmp_path / "program.py", folder, "study"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (130, "stopped; the same command continues\n")
+    command = [sys.executable, tmp_path / "program.py", folder, str(sent.value), "study"]
+    began = time.monotonic()
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | {"TMPDIR": str(folder)}
+    )
+    assert (ended.returncode, ended.stderr) == (128 + sent, "stopped; the same command continues\n")
+    assert time.monotonic() - began < PATIENCE
     assert [*folder.iterdir()] == []
     child = Path("/proc", ended.stdout.strip())
     time.sleep(0.1)
@@ -220,13 +182,7 @@ def test_an_interrupt_at_any_moment_ends_a_command(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("word", "status"), [("--version", 0), ("--nothing", 2)])
-@pytest.mark.parametrize(("when", "last"), [("late", ["last words"]), ("early", ["last words", "registered early"])])
-def test_a_process_ends_with_its_threads_its_functions_and_its_files(
-    word: str, status: int, when: str, last: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "file"
-    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN, word, when, str(file)], capture_output=True, text=True)
+def test_a_process_ends_with_its_threads_and_its_files(word: str, status: int, tmp_path: Path) -> None:
+    ended = run(LEFT_OPEN, word, tmp_path / "file")
     assert ended.returncode == status, ended.stderr
-    assert ended.stdout.splitlines()[-len(last) :] == last
-    assert file.read_text() == "left open by a thread"
-    assert file.with_suffix(".bytes").read_bytes() == b"left open"
+    assert (tmp_path / "file").read_text() == "left open by a thread"

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import minigpt
 from minigpt import NormError, norms, swap_norms
-from minigpt.cli import app
+from minigpt.cli.commands import app
 
 
 class ScaleNorm(nn.Module):

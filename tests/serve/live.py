@@ -41,7 +41,7 @@ class Live(NamedTuple):
 @contextlib.contextmanager
 def live(*options: str, before: str = "", stderr: IO[str] | None = None, **environment: str) -> Iterator[Live]:
     """A server on a free port of the loopback, which is gone afterwards; ``before`` is code that it runs first."""
-    program = f"{before}\nfrom minigpt.cli import main\nraise SystemExit(main())"
+    program = f"{before}\nfrom minigpt.cli import program\nprogram()"
     command = [sys.executable, "-c", program, "serve", "--port", "0", *options]
     process = subprocess.Popen(
         command,
