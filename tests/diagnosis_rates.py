@@ -69,8 +69,10 @@ def result_of(ratio: float, found: list[Diagnosed], expected: tuple[str, ...]) -
 
 def singles(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
-    for words, settings in planted.single_plants(original.truth.config.n_embd, original.truth.config.vocab_size):
-        program = planted.Program(original.truth.place, dtype, **settings)
+    for words, settings in planted.single_plants(
+        original.truth.facts.shape.n_embd, original.truth.facts.shape.vocab_size
+    ):
+        program = planted.Program(original.truth.facts.place, dtype, **settings)
         ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
         rows[words] = row(ratio, seconds, found, result_of(ratio, found, (words,)))
         print(words, rows[words], file=sys.stderr, flush=True)
@@ -79,7 +81,7 @@ def singles(original: Original, dtype: torch.dtype) -> dict[str, Row]:
 
 def rights(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
-    for name, make in planted.right_programs(original.truth.place):
+    for name, make in planted.right_programs(original.truth.facts.place):
         ratio, seconds, found = diagnose(original, make())
         result = "named wrongly" if found else "not named"
         rows[name] = row(ratio, seconds, found, "passes" if ratio <= MOST_NOISE else result)
@@ -90,7 +92,7 @@ def rights(original: Original, dtype: torch.dtype) -> dict[str, Row]:
 def pairs(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
     for first, second, *words in planted.PAIRS:
-        program = planted.Program(original.truth.place, dtype, **first, **second)
+        program = planted.Program(original.truth.facts.place, dtype, **first, **second)
         ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
         name = " + ".join(words)
         rows[name] = row(ratio, seconds, found, result_of(ratio, found, tuple(words)))

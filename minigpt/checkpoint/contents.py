@@ -48,6 +48,7 @@ REPOSITORY = re.compile(r"[^./~][^/]*(/[^/]+)?")
 MODEL_FILES = (*MODEL, *TOKENIZER_FILES, ADAPTER)
 
 Read = TypeVar("Read")
+FileContent = tuple[dict[str, Tensor], Mapping[str, Any] | None]  # tensors by name, and the config of a trainer's file
 State = list[tuple[Path, int, int, int]]  # of each file: its path, number, size and time
 
 
@@ -199,7 +200,7 @@ class Files:
             lacks += f"; to load one of {', '.join(others)}, give the path of that file"
         return lacks
 
-    def tensors(self) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
+    def tensors(self) -> FileContent:
         """Return the tensors by their names in the files, and the config that a trainer's file carries, if it does.
 
         The tensors are on the CPU, mapped into memory where the format allows, and read when first used.

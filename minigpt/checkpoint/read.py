@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.contents import CONFIG, Files, quantized
+from minigpt.checkpoint.contents import CONFIG, FileContent, Files, quantized
 from minigpt.checkpoint.formats import FORMATS, Format, Tensors, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.config import GPT2Config
@@ -43,18 +43,19 @@ class Checkpoint:
     norms: Pairs
 
 
-def read_checkpoint(files: Files, known_ids: int = 0) -> Checkpoint:
+def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | None = None) -> Checkpoint:
     """Return the content of a checkpoint's files. ``read_stable`` reads again if another process saves there meanwhile.
 
     Args:
         known_ids: number of ids that the tokenizer knows. A vocabulary that is padded to a multiple, e.g. 50,304, has
             more ids than are used for text. 0 if there is no tokenizer.
+        content: what ``files.tensors()`` returns, if it has been called.
 
     Raises:
         CheckpointError: if files are missing or damaged, or a head that the config ties differs from the embedding.
         ConfigError: if the config cannot be honoured.
     """
-    source_tensors, trainer_fields = files.tensors()
+    source_tensors, trainer_fields = content or files.tensors()
     form, tensors = converted(source_tensors, files.place)
     fields, origin = _config_fields(files, trainer_fields)
     _require_floating(fields, files.place)

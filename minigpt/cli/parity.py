@@ -135,7 +135,7 @@ def parity(
     if not judged:
         truth = read.truth
         version = truth.versions["transformers"]
-        show(f"{record} holds {truth.source} as transformers {version} computes it", {})
+        show(f"{record} holds {truth.facts.source} as transformers {version} computes it", {})
         return
     _show(judged, json_file, html)
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
@@ -203,11 +203,11 @@ def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:
 def _beside_record(recipe: "Recipe", truth: "Truth", given: Given) -> "Recipe":
     """Return a recipe whose model and attention are the record's, unless others are given."""
     if "attention" not in given:
-        recipe = dataclasses.replace(recipe, attention=truth.attention)
+        recipe = dataclasses.replace(recipe, attention=truth.facts.attention)
     if "model" in given:
         return recipe
-    is_there = truth.place.exists() and "revision" not in given
-    return dataclasses.replace(recipe, source=truth.place if is_there else truth.source)
+    is_there = truth.facts.place.exists() and "revision" not in given
+    return dataclasses.replace(recipe, source=truth.facts.place if is_there else truth.facts.source)
 
 
 def _judge(

@@ -19,12 +19,12 @@ from minigpt.checkpoint.offloading import free_memory
 from minigpt.engines.engine import Engine
 from minigpt.errors import RAISED, ConfigError, listing
 from minigpt.host import host_of, is_compiled, probe_norm
+from minigpt.judge.checkpoint_facts import require_room
 from minigpt.judge.gpt2 import OurRunner
 from minigpt.judge.program import EngineRunner, FileRunner
 from minigpt.judge.reading import Runner
 from minigpt.judge.reference import tensors_of
 from minigpt.judge.runners import FunctionRunner, ModuleRunner
-from minigpt.judge.source import require_room
 from minigpt.judge.truth import Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -126,7 +126,7 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         return Candidate(EngineRunner(truth, candidate), claim)
     if callable(candidate):
         name = title(candidate)
-        runner = FunctionRunner(candidate, truth.layout, partial(naming, candidate, name))
+        runner = FunctionRunner(candidate, truth.facts, partial(naming, candidate, name))
         return Candidate(runner, Claim(name, changes=changed_on_import(candidate)))
     raise ConfigError(
         f"must be a source, a Recipe, a model, or a function of ids to logits, got a {type(candidate).__name__}",
@@ -140,11 +140,11 @@ def candidate_of_recipe(truth: Truth, recipe: Recipe) -> Candidate:
     Raises:
         CheckpointError: if they cannot, and take more than is free.
     """
-    why_whole = recipe.why_whole() if truth.offload else None
+    why_whole = recipe.why_whole() if truth.facts.offload else None
     if why_whole is not None:
-        size = truth.config.weights * truth.dtype.itemsize
-        require_room(str(recipe.source), size, free_memory(truth.device), why_whole)
-    opened = recipe.load(any_architecture=True, offload=truth.offload and why_whole is None)
+        size = truth.facts.shape.weights * truth.facts.dtype.itemsize
+        require_room(str(recipe.source), size, free_memory(truth.facts.device), why_whole)
+    opened = recipe.load(any_architecture=True, offload=truth.facts.offload and why_whole is None)
     fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
     candidate = candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None)
     if why_whole is not None:
@@ -160,7 +160,7 @@ def candidate_of_file(truth: Truth, file: Path) -> Candidate:
 def candidate_of_module(truth: Truth, module: nn.Module) -> Candidate:
     """Return anybody's module as a candidate."""
     name = type(module).__name__
-    runner = ModuleRunner(module, truth.layout, partial(naming, module, name))
+    runner = ModuleRunner(module, truth.facts, partial(naming, module, name))
     claim = Claim(name, adds_errors=True, notes=notes_on_module(truth, runner), changes=changed_on_import(module))
     return Candidate(runner, claim, module)
 
@@ -192,7 +192,7 @@ def candidate_of_model(
         return naming(foreign, f"{claim.name} with {claim.norm}")
 
     kind = OurRunner if isinstance(model, GPT2) else ModuleRunner
-    runner: ModuleRunner = kind(model, truth.layout, naming_norm)
+    runner: ModuleRunner = kind(model, truth.facts, naming_norm)
     if recipe is not None and not isinstance(model, GPT2):
         runner.together = True  # as the original was read
     claim.notes = [*notes_on_module(truth, runner), *claim.notes]
@@ -213,7 +213,7 @@ def claim_of_model(truth: Truth, model: Any, recipe: Recipe | None, swapped: Seq
     name, is_same = "the model", True
     if recipe is not None:
         is_same = is_own_source(truth, recipe)
-        name = truth.source if is_same else str(recipe.source)
+        name = truth.facts.source if is_same else str(recipe.source)
     require_shape(truth, name, Shape.of(model.config))
     host = host_of(model)
     norms = host.norms()
@@ -254,9 +254,9 @@ def is_own_source(truth: Truth, recipe: Recipe) -> bool:
     One name may have several revisions, so the places decide. A record may come from a machine with other places: there
     the name decides.
     """
-    if truth.place.exists():
-        return truth.place.resolve() == recipe.place().resolve()
-    return truth.source == str(recipe.source)
+    if truth.facts.place.exists():
+        return truth.facts.place.resolve() == recipe.place().resolve()
+    return truth.facts.source == str(recipe.source)
 
 
 def require_shape(truth: Truth, name: str, shape: Shape) -> None:
@@ -266,10 +266,10 @@ def require_shape(truth: Truth, name: str, shape: Shape) -> None:
         ConfigError: if not.
     """
     for field_name in SHAPE:
-        size, true_size = getattr(shape, field_name), getattr(truth.config, field_name)
+        size, true_size = getattr(shape, field_name), getattr(truth.facts.shape, field_name)
         if size != true_size:
             raise ConfigError(
-                f"{name} and {truth.source} must have the same shape to be compared, but {field_name} is {size} "
+                f"{name} and {truth.facts.source} must have the same shape to be compared, but {field_name} is {size} "
                 f"and {true_size}"
             )
 
@@ -331,7 +331,7 @@ def notes_on_module(truth: Truth, runner: ModuleRunner) -> list[str]:
 
 def notes_on_rounding(truth: Truth, runner: ModuleRunner) -> list[str]:
     """Return a sentence for each way of rounding that is not the original's, with the sites that have it."""
-    if truth.dtype not in HALVES:
+    if truth.facts.dtype not in HALVES:
         return []
     sites = defaultdict[tuple[str, str], list[str]](list)
     for site, true in truth.norms.items():
@@ -351,7 +351,7 @@ def notes_on_rounding(truth: Truth, runner: ModuleRunner) -> list[str]:
 def notes_on_casts(truth: Truth, runner: ModuleRunner) -> list[str]:
     """Return a sentence if tensors are narrower than transformers keeps them, as after ``model.to(dtype)``."""
     narrower, tensors = list[str](), tensors_of(runner.module)
-    for name, kept in truth.kept.items():
+    for name, kept in truth.facts.kept.items():
         here = tensors.get(f"{runner.prefix}{name}")
         if here is None or not here.is_floating_point():
             continue

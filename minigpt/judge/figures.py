@@ -70,7 +70,7 @@ def text_error(measures: Measures, truth: Truth) -> fields.TextError | None:
         file=truth.text_file,
         tokens=len(meter.column("kl")),
         windows=len(truth.windows),
-        window=truth.config.window,
+        window=truth.facts.shape.window,
         logits=against_noise_floor(meter.distance, meter.without_shift, truth.floor.longer),
         first_off=first_window_off(meter, truth),
     )
@@ -206,7 +206,7 @@ def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.P
     before, after = [loss for _, loss in truth.losses], [row.loss for row in losses]
     changes = [b - a for a, b in zip(before, after, strict=True)]
     change, change_se = mean_by_rows(changes, counts)
-    scored, window = sum(counts), truth.config.window
+    scored, window = sum(counts), truth.facts.shape.window
     return fields.PerplexityChange(
         file=truth.text_file,
         tokens=len(truth.text_ids),
@@ -237,7 +237,7 @@ class Places:
         self.measures, self.truth = measures, truth
         self.errors: dict[str, float] = {}
         self.noise: dict[str, float] = {}
-        for place in truth.places:
+        for place in truth.facts.places:
             if place in measures.places:
                 self.errors[place] = measures.places[place].relative
                 self.noise[place] = max(self._floor(place), rounding_of(measures.stored_places[place]))
@@ -248,7 +248,7 @@ class Places:
     @property
     def is_complete(self) -> bool:
         """True if every norm and block was read on every prompt."""
-        return len(self.measures.read) == len(self.truth.prompts) and len(self.errors) == len(self.truth.places)
+        return len(self.measures.read) == len(self.truth.prompts) and len(self.errors) == len(self.truth.facts.places)
 
     def sites(self, swapped: Sequence[str]) -> list[fields.NormSiteError]:
         """Return the errors of the norms.
@@ -258,7 +258,7 @@ class Places:
         """
         rows: list[fields.NormSiteError] = []
         for site, error in self.errors.items():
-            if site in self.truth.blocks:
+            if site in self.truth.facts.blocks:
                 continue
             alone = self.measures.alone.get(site)
             own = None if alone is None else alone.relative
@@ -269,7 +269,7 @@ class Places:
         """Return the errors of the stream after each block."""
         rows: list[fields.BlockError] = []
         for place, error in self.errors.items():
-            if place in self.truth.blocks:
+            if place in self.truth.facts.blocks:
                 rows.append(fields.BlockError(place, error, self.noise[place]))
         return rows
 

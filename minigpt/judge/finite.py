@@ -4,13 +4,13 @@ T tokens, V vocabulary.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError, listing
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.reading import Sample
 from minigpt.judge.reference import Reference
 from minigpt.precision import dtype_name
@@ -84,32 +84,24 @@ def is_finite_tensor(x: Tensor) -> bool:
     return bool(least.isfinite() and largest.isfinite())
 
 
-def explain(
-    overflow: Overflow,
-    place: Path,
-    attention: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    offload: bool = False,
-) -> MiniGPTError:
+def explain(overflow: Overflow, facts: CheckpointFacts) -> MiniGPTError:
     """Return an error that says where transformers is not finite, and which dtype to take instead.
 
     It reads the texts again with one model after the other, so no other model should be in memory.
 
     Args:
-        place, attention, dtype, device: of the original.
-        offload: whether its weights stay in their files.
+        facts: of the original.
     """
-    sentence = f"transformers itself is not finite at {dtype_name(dtype)}: {overflow.what} hold NaN or infinity"
+    sentence = f"transformers itself is not finite at {dtype_name(facts.dtype)}: {overflow.what} hold NaN or infinity"
     if not overflow.is_gradient:
-        reference = Reference(place, attention, dtype, device, offload=offload)
+        reference = Reference.of(facts)
         first = first_not_finite(outputs_of(reference, overflow.texts[0]))
         del reference
         if first is not None:
             sentence += f", and the first output that does is {first}"
     tried: list[str] = []
-    for wider in WIDER[dtype]:
-        reference = Reference(place, attention, wider, device, offload=offload)
+    for wider in WIDER[facts.dtype]:
+        reference = Reference.of(replace(facts, dtype=wider))
         broken = broken_weights(reference)
         if broken:
             return MiniGPTError(f"{sentence}; the checkpoint's own weights do too: {listing(broken)}")

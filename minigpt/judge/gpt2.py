@@ -11,8 +11,9 @@ from torch import Tensor
 
 from minigpt.engine.reader import Reader
 from minigpt.generation import generate
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.reading import Sample
-from minigpt.judge.runners import Layout, ModuleRunner, Naming
+from minigpt.judge.runners import ModuleRunner, Naming
 from minigpt.model import GPT2
 
 
@@ -21,8 +22,8 @@ class OurRunner(ModuleRunner):
 
     pads = True
 
-    def __init__(self, model: GPT2, layout: Layout, naming: Naming = contextlib.nullcontext) -> None:
-        super().__init__(model, layout, naming)
+    def __init__(self, model: GPT2, facts: CheckpointFacts, naming: Naming = contextlib.nullcontext) -> None:
+        super().__init__(model, facts, naming)
         self.model = model
 
     @property

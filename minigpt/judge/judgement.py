@@ -132,7 +132,7 @@ class Judgement:
     def _measure_logits(self) -> Measures:
         """Measure what the candidate computes of each text, but for norms and blocks."""
         truth = self.truth
-        measures = Measures(truth.dtype)
+        measures = Measures(truth.facts.dtype)
         readings = self.runner.logits_of_all(truth.samples)
         measure(measures, truth.prompts, truth.windows, readings, truth.logits_alone())
         self._measure_decoding(measures)
@@ -141,7 +141,7 @@ class Judgement:
     def _measure(self) -> Measures:
         """Measure what the candidate computes of each text; of the prompts, norms and blocks too."""
         truth = self.truth
-        measures = Measures(truth.dtype)
+        measures = Measures(truth.facts.dtype)
         inputs = [truth.exact[prompt].inputs for prompt in truth.prompts]
         readings = itertools.chain(read(self.runner, truth.prompts, inputs), self.runner.logits_of_all(truth.windows))
         readings = self.say.each(readings, len(truth.samples))
@@ -176,13 +176,13 @@ class Judgement:
             losses = self.runner.window_losses(truth.text_ids)
         return ParityFigures(
             model=claim.name,
-            against=None if claim.name == truth.source else truth.source,
+            against=None if claim.name == truth.facts.source else truth.facts.source,
             norm=claim.norm,
-            against_norm=truth.norm,
+            against_norm=truth.facts.norm,
             sites=self._shown_sites(sites),
-            device=str(truth.device),
-            dtype=dtype_name(truth.dtype),
-            attention=claim.attention or truth.attention,
+            device=str(truth.facts.device),
+            dtype=dtype_name(truth.facts.dtype),
+            attention=claim.attention or truth.facts.attention,
             quantize=claim.quantize,
             center=claim.center,
             difference=claim.difference,
@@ -222,12 +222,12 @@ class Judgement:
             gradients = self.runner.gradients(truth.gradient_texts)
             if gradients is not None:
                 measures.gradients = relative_errors(gradients, truth.gradients or {})
-        require_on(self.claim.norm, truth.device)
+        require_on(self.claim.norm, truth.facts.device)
         places = Places(measures, truth)
         rows = None
         if measures.gradients is not None:
             rows = gradient_rows(measures.gradients, truth.floor.gradients)
-        notes = [*truth.notes, *self.claim.notes]
+        notes = [*truth.facts.notes, *self.claim.notes]
         if truth.why_random is not None:
             notes.append(f"The texts are random ids, since {truth.why_random}.")
         notes += places.notes()
@@ -248,14 +248,14 @@ class Judgement:
         """Return the sites as the report names them: patterns, or single sites if a search has left some out."""
         if len(sites) == len(self.claim.swapped):
             return list(self.claim.sites)
-        return [site for site in self.truth.sites if site in sites]
+        return [site for site in self.truth.facts.sites if site in sites]
 
     def _missing(self, measures: Measures) -> list[fields.Unjudged]:
         """Return the parts that the candidate does not give."""
         has_written = any(prompt.written for prompt in self.truth.prompts)
         lacking = {
             fields.Unjudged.PLACES: not measures.places,
-            fields.Unjudged.ALONE: bool(self.truth.sites and measures.places) and not measures.alone,
+            fields.Unjudged.ALONE: bool(self.truth.facts.sites and measures.places) and not measures.alone,
             fields.Unjudged.DECODED: has_written and measures.decoded is None,
             fields.Unjudged.GRADIENTS: self.has_gradients and measures.gradients is None,
         }
@@ -276,4 +276,4 @@ def coverage_of(truth: Truth) -> fields.Coverage:
     for sample in truth.samples:
         tokens.update(sample.ids)
     longest = max(len(sample.ids) for sample in truth.samples)
-    return fields.Coverage(longest, truth.config.n_positions, len(tokens), truth.config.vocab_size)
+    return fields.Coverage(longest, truth.facts.shape.n_positions, len(tokens), truth.facts.shape.vocab_size)

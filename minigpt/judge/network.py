@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError
+from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.diagnose import MistakeSearch, Noise
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.precision import precision_of
 from minigpt.judge.reading import Runner, Sample
 from minigpt.judge.reference import Reference
-from minigpt.judge.source import architecture_of, norm_in_ours
 from minigpt.judge.truth import Truth
-from minigpt.recipe import Recipe
 from minigpt.report.fields import MOST_NOISE, Causes, Diagnosed, ParityFigures, Verdict, outcome_of
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
@@ -31,7 +30,7 @@ Say = Callable[[str], None]
 def is_quick(truth: Truth) -> bool:
     """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
     is_gpt2 = truth.bitwise_error.count > 0
-    return is_gpt2 and truth.config.weights <= QUICK
+    return is_gpt2 and truth.facts.shape.weights <= QUICK
 
 
 def explain(
@@ -70,8 +69,8 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
     Raises:
         DiagnosisError: if the original's files are gone, or hold another model now.
     """
-    if not truth.place.exists():
-        raise DiagnosisError(f"The diagnosis needs the original at {truth.place}, which is no longer there")
+    if not truth.facts.place.exists():
+        raise DiagnosisError(f"The diagnosis needs the original at {truth.facts.place}, which is no longer there")
     say("opening the network in float64")
     network, own_noise = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
@@ -94,34 +93,24 @@ OwnNoise = Callable[[Network, Sequence[Mistake], Sequence[Text]], float]
 
 def open_network(truth: Truth) -> tuple[Network, OwnNoise]:
     """Return the original in float64, and what computes the noise of the same model with mistakes at the dtype."""
-    if architecture_of(truth.place) is None and not truth.offload:
+    if architecture_of(truth.facts.place) is None and not truth.facts.offload:
         exact = our_network(truth, torch.float64)
 
         def own_noise(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
-            return noise_of(our_network(truth, truth.dtype), network, mistakes, texts)
+            return noise_of(our_network(truth, truth.facts.dtype), network, mistakes, texts)
 
         return exact, own_noise
-    attention = "eager" if truth.attention == "sdpa" else "sdpa"
-    options: Any = dict(attention=attention, dtype=truth.dtype, device=truth.device, offload=truth.offload)
-    reference = Reference(truth.place, compute=torch.float64, **options)
+    reference = Reference.of(truth.facts, torch.float64)
 
     def run(ids: Tensor) -> Tensor:
         return reference(ids)[0]
 
-    return Network(reference.model, run, truth.config.n_positions), no_noise
+    return Network(reference.model, run, truth.facts.shape.n_positions), no_noise
 
 
 def our_network(truth: Truth, compute: torch.dtype) -> Network:
     """Return our GPT-2 with the weights as the original's dtype rounds them."""
-    recipe = Recipe(
-        truth.place,
-        norm=norm_in_ours(truth.norm),
-        attention="eager",
-        arithmetic="reference",
-        device=truth.device,
-        dtype=truth.dtype,
-    )
-    model: Any = recipe.open()[0].to(compute)
+    model: Any = truth.facts.in_our_arithmetic("eager").to(compute)
 
     def run(ids: Tensor) -> Tensor:
         return model.head(model.hidden_states(ids))[0]
@@ -129,7 +118,7 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
     def hidden(ids: Tensor) -> Tensor:
         return model.hidden_states(ids)[0]
 
-    return Network(model, run, truth.config.n_positions, hidden)
+    return Network(model, run, truth.facts.shape.n_positions, hidden)
 
 
 def noise_of(rounded: Network, exact: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
@@ -173,5 +162,5 @@ def check_network(truth: Truth, network: Network, text: Text) -> None:
     sums.add(network.logits((), text) - text.truth)
     if sums.rms > SAME * max(truth.floor.prompts.rms, 1e-9 * truth.floor.prompts.scale):
         raise DiagnosisError(
-            f"The diagnosis needs the original as it was read, and {truth.place} holds another model now"
+            f"The diagnosis needs the original as it was read, and {truth.facts.place} holds another model now"
         )

@@ -10,20 +10,20 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from minigpt.checkpoint.contents import unchanged
+from minigpt.checkpoint.contents import files_state, unchanged
 from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
 from minigpt.judge.candidate import Candidate, candidate_of, candidate_of_file
+from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.judgement import Judgement, Searches
 from minigpt.judge.network import explain
 from minigpt.judge.prompts import Prompts, read_texts
-from minigpt.judge.read_truth import TruthReader, require_low_floors
+from minigpt.judge.read_truth import read_truth, require_low_floors
 from minigpt.judge.record import load_truth, save_truth
 from minigpt.judge.reference import judging
 from minigpt.judge.rules import decide, parse_budget
-from minigpt.judge.source import Source, State, architecture_of, files_state, open_source
 from minigpt.judge.truth import Truth
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.registry import lookup
@@ -88,17 +88,13 @@ class Original:
 
     def __init__(self, source: str | Path = "demo", **options: Unpack[ReadOptions]) -> None:
         original = Original.read(source, **options)
-        self.truth, self.state = original.truth, original.state
+        self.truth = original.truth
 
     @classmethod
-    def of(cls, truth: Truth, state: State | None = None) -> "Original":
-        """Return the original of what is known.
-
-        Args:
-            state: of the files that were read, if they were.
-        """
+    def of(cls, truth: Truth) -> "Original":
+        """Return the original of what is known."""
         original = cls.__new__(cls)
-        original.truth, original.state = truth, state
+        original.truth = truth
         return original
 
     @classmethod
@@ -156,15 +152,15 @@ class Original:
         limits = parse_budget(budget)
         gradients = self._has_gradients(gradients)
         if candidate is None or isinstance(candidate, str | Path):
-            opening = {"attention": self.truth.attention} | opening
-            candidate = Recipe(self.truth.place if candidate is None else candidate, **opening)
+            opening = {"attention": self.truth.facts.attention} | opening
+            candidate = Recipe(self.truth.facts.place if candidate is None else candidate, **opening)
         elif opening:
             raise ConfigError("is for a candidate that is a source", argument=next(iter(opening)))
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
         searches = Searches(sensitivity, remove, bisect, remove_file)
         files_checked: AbstractContextManager[None] = contextlib.nullcontext()
-        if isinstance(candidate, Recipe) and self.truth.offload:  # it is read block by block
+        if isinstance(candidate, Recipe) and self.truth.facts.offload:  # it is read block by block
             files_checked = unchanged(candidate.place())
         with files_checked:
             return self._judge(
@@ -238,15 +234,15 @@ class Original:
             ConfigError: if the recipe has others.
             CheckpointError: if the original's files were written since it was read.
         """
-        truth = self.truth
-        device, dtype = truth.device, dtype_name(truth.dtype)
+        facts = self.truth.facts
+        device, dtype = facts.device, dtype_name(facts.dtype)
         if recipe.device is not None and resolve_device(recipe.device) != device:
             raise ConfigError(f"must be the original's, {device}, got {recipe.device}", argument="device")
         if recipe.dtype is not None and recipe.dtype != dtype:
             raise ConfigError(f"must be the original's, {dtype}, got {recipe.dtype}", argument="dtype")
-        is_own = recipe.place().resolve() == truth.place.resolve()
-        if is_own and self.state is not None and files_state(truth.place) != self.state:
-            raise CheckpointError(f"{truth.source} was saved to or removed since it was read; read the original again")
+        is_own = recipe.place().resolve() == facts.place.resolve()
+        if is_own and facts.state is not None and files_state(facts.place) != facts.state:
+            raise CheckpointError(f"{facts.source} was saved to or removed since it was read; read the original again")
         return dataclasses.replace(recipe, device=device, dtype=dtype)
 
 
@@ -264,12 +260,12 @@ def read_with(
     revision: str | None = None,
     local_files_only: bool = False,
     progress: Progress | None = None,
-    opened: Source | None = None,
+    opened: tuple[CheckpointFacts, dict[str, Tensor]] | None = None,
 ) -> Original:
     """Return the original of a source, which transformers reads now.
 
     Args:
-        opened: the checkpoint, if it has been opened.
+        opened: what ``read_facts`` returns, if the checkpoint has been opened.
     """
     say = Steps(progress, total=5)
     say(f"reading {source}")
@@ -279,16 +275,20 @@ def read_with(
         recipe = Recipe(
             source, attention=attention, memory=memory, revision=revision, local_files_only=local_files_only
         )
-        opened = open_source(recipe.place(), dtype)
-    opened.may_take(may_take(memory, where), free_memory(where))
-    if opened.offload and gradients:
-        size = human_size(opened.size)
+        opened = read_facts(recipe.place(), dtype)
+    facts, tensors = opened
+    few = FEW_TOKENS if max_new_tokens is None else max_new_tokens
+    facts = within_memory(facts, may_take(memory, where), free_memory(where), few)
+    if facts.offload and gradients:
+        size = human_size(facts.weights * torch.float64.itemsize)
         raise ConfigError(f"needs the whole model in memory, {size} in float64; allow that", argument="gradients")
-    if max_new_tokens is None:
-        max_new_tokens = FEW_TOKENS if opened.offload else NEW_TOKENS
-    texts = read_texts(opened.place, opened.shape, opened.weights, prompts, text)
-    reader = TruthReader(str(source), opened, texts, attention, where, max_new_tokens, gradients, say)
-    return Original.of(reader.read(), opened.state)
+    if facts.offload:
+        tensors.clear()
+    elif max_new_tokens is None:
+        few = NEW_TOKENS
+    facts = dataclasses.replace(facts, source=str(source), attention=attention, device=where)
+    texts = read_texts(facts.place, facts.shape, facts.weights, prompts, text)
+    return Original.of(read_truth(facts, tensors, texts, few, gradients, say))
 
 
 def parity(
@@ -396,9 +396,9 @@ def read_original(
     """
     place = recipe.place()
     recipe.check_architecture(architecture_of(place))
-    opened = open_source(place, recipe.dtype)
+    facts, tensors = read_facts(place, recipe.dtype)
     for other in (recipe, *check):
-        _check_named(other, opened.sites)
+        _check_named(other, facts.sites)
     options: dict[str, Any] = dict(
         attention=recipe.attention,
         device=recipe.wanted_device,
@@ -407,8 +407,8 @@ def read_original(
         **texts,
     )
     if against is not None:
-        return Original.read(against, dtype=opened.dtype, **options)
-    return read_with(recipe.source, dtype=recipe.dtype, revision=recipe.revision, opened=opened, **options)
+        return Original.read(against, dtype=facts.dtype, **options)
+    return read_with(recipe.source, dtype=recipe.dtype, revision=recipe.revision, opened=(facts, tensors), **options)
 
 
 def _check_named(recipe: Recipe, sites: list[str]) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.reference import Reference
@@ -26,9 +27,8 @@ MOST_WORK = 1e11  # of the first prompt, if that is read without being asked
 
 def read_in_other_dtypes(
     open_in: Callable[[torch.dtype], AbstractContextManager[Reference]],
-    dtype: torch.dtype,
+    facts: CheckpointFacts,
     prompts: Sequence[Sample],
-    weights: int,
 ) -> dict[str, list[Float[Tensor, "seq vocab"]]]:
     """Return transformers' logits of the first prompts in other dtypes than the original's, by their names.
 
@@ -37,18 +37,17 @@ def read_in_other_dtypes(
 
     Args:
         open_in: gives transformers' model in a dtype for a block.
-        dtype: that of the original.
-        weights: how many numbers the model has.
+        facts: of the original.
     """
     logits: dict[str, list[Tensor]] = {}
-    if weights * len(prompts[0].ids) > MOST_WORK:
+    if facts.weights * len(prompts[0].ids) > MOST_WORK:
         return logits
     for other in OTHER_DTYPES:
-        if other == dtype:
+        if other == facts.dtype:
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
             with open_in(other) as reference, products_in(other, reference.device):
-                readings = [*reference.logits_of_all(first_of(prompts, weights))]
+                readings = [*reference.logits_of_all(first_of(prompts, facts.weights))]
             logits[dtype_name(other)] = [reading.logits for reading in readings]
     return logits
 

@@ -33,7 +33,7 @@ class FileRunner(Runner):
 
     def __init__(self, truth: Truth, file: Path) -> None:
         self.file = file
-        self.device = truth.device
+        self.device = truth.facts.device
         self.tensors = tensors_in(file)
         self.numbers: dict[Sample, int] = {}
         for n, sample in enumerate(truth.samples):
@@ -92,13 +92,13 @@ def tensors_in(file: Path) -> dict[str, Tensor]:
 
 def shapes_of(truth: Truth) -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes that each tensor of a program's file may have."""
-    vocab, width = truth.config.vocab_size, truth.config.n_embd
+    vocab, width = truth.facts.shape.vocab_size, truth.facts.shape.n_embd
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for n, sample in enumerate(truth.samples):
         seq = len(sample.ids)
         compared = len(truth.logits(sample))
         shapes[f"logits.{n}"] = [(seq, vocab), (compared, vocab)]
-        for place in truth.places:
+        for place in truth.facts.places:
             shapes[f"{place}.{n}"] = [(seq, width)]
         for site, x in truth.exact[sample].inputs.items():
             shapes[f"{site}.{n}"] = [tuple(x.shape)]
@@ -134,16 +134,16 @@ class EngineRunner(Runner):
 
     def __init__(self, truth: Truth, engine: Engine) -> None:
         self.engine = engine
-        self.device = truth.device
-        self.original = truth.source
-        self.vocab_size = truth.config.vocab_size
-        self.window = truth.config.window
+        self.device = truth.facts.device
+        self.original = truth.facts.source
+        self.vocab_size = truth.facts.shape.vocab_size
+        self.window = truth.facts.shape.window
         self._require_vocabulary(engine.vocab_size)
         longest = max(len(sample.ids) for sample in truth.samples)
         context = engine.context
         if context is not None and context < longest:
             raise CheckpointError(
-                f"{engine.name} reads {context:,} tokens at most, and the texts of {truth.source} have up to "
+                f"{engine.name} reads {context:,} tokens at most, and the texts of {truth.facts.source} have up to "
                 f"{longest:,}; judge it on shorter prompts"
             )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.files import replaced, require_file
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measured import Floor
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample
@@ -27,12 +28,13 @@ from minigpt.precision import dtype_name, resolve_dtype
 from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
-VERSION = 6  # of the file
-PLAIN_FIELDS = (  # fields of a truth that JSON holds as they are
-    "source", "attention", "versions", "described", "why_random", "norm", "text_file", "text_ids", "losses", "sites",
-    "blocks", "embedding", "kept", "precisions",
+VERSION = 7  # of the file
+# Fields of a truth, and of its facts, that JSON holds as they are.
+PLAIN_FIELDS = ("versions", "described", "why_random", "text_file", "text_ids", "losses", "precisions")
+PLAIN_FACTS = (
+    "source", "is_gpt2", "weights", "attention", "norm", "sites", "places", "blocks", "embedding", "kept", "offload",
+    "notes",
 )  # fmt: skip
-LATER_FIELDS: dict[str, Any] = {"offload": False, "notes": []}  # that older files of this version have not
 FOR_OTHERS = ("model", "dtype", "attention", "versions", "noise_floor_rms", "noise_floor_max")
 """Fields that other programs find by themselves."""
 GRADIENT = "kept.gradient."  # begins the keys of gradients
@@ -82,7 +84,8 @@ def tensors_of(truth: Truth) -> Iterator[tuple[str, Tensor]]:
 
 def metadata_of(truth: Truth) -> dict[str, Any]:
     """Return what a truth holds, but for its tensors, in JSON's own types."""
-    state: dict[str, Any] = {name: getattr(truth, name) for name in (*PLAIN_FIELDS, *LATER_FIELDS)}
+    state: dict[str, Any] = {name: getattr(truth, name) for name in PLAIN_FIELDS}
+    state |= {name: getattr(truth.facts, name) for name in PLAIN_FACTS}
     norms = {}
     for site, norm in truth.norms.items():
         if norm.module is None:
@@ -92,10 +95,10 @@ def metadata_of(truth: Truth) -> dict[str, Any]:
         first, end = sample.compared.start, sample.compared.stop
         texts.append([sample.new_from, first, end, sample.counted, sample.start])
     state["version"] = VERSION
-    state["model"] = truth.source
-    state["place"] = str(truth.place)
-    state["dtype"] = dtype_name(truth.dtype)
-    state["config"] = dataclasses.asdict(truth.config)
+    state["model"] = truth.facts.source
+    state["place"] = str(truth.facts.place)
+    state["dtype"] = dtype_name(truth.facts.dtype)
+    state["config"] = dataclasses.asdict(truth.facts.shape)
     state["prompt_texts"] = len(truth.prompts)
     state["texts"] = texts
     state["norms"] = norms
@@ -111,7 +114,7 @@ def state_of_floor(truth: Truth) -> dict[str, Any]:
         "bitwise_error": dataclasses.astuple(truth.bitwise_error),
     }
     noise: dict[str, float] = {}
-    for place in truth.places:
+    for place in truth.facts.places:
         noise[place] = floor.places.get(place, 0.0)
     return {
         "noise_floor_rms": floor.prompts.rms,
@@ -167,22 +170,25 @@ def truth_of(state: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
     tokenizer = None
     with contextlib.suppress(MiniGPTError):
         tokenizer = Tokenizer.from_pretrained(place)
-    return Truth(
+    facts = CheckpointFacts(
         place=Path(place),
+        state=None,
         device=device,
         dtype=cast("torch.dtype", resolve_dtype(state["dtype"])),
-        config=Shape(**state["config"]),
+        shape=Shape(**state["config"]),
+        **{name: state[name] for name in PLAIN_FACTS},
+    )
+    return Truth(
+        facts=facts,
         tokenizer=tokenizer,
         prompts=samples[:prompts],
         windows=samples[prompts:],
         exact=exact,
-        places=[*state["noise"]],
         norms=norms_of(state, tensors),
         floor=floor_of(state),
         bitwise_error=Distance(*state["distances"]["bitwise_error"]),
         gradients=gradients or None,
         **{name: state[name] for name in PLAIN_FIELDS},
-        **{name: state.get(name, default) for name, default in LATER_FIELDS.items()},
     )
 
 

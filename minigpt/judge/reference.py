@@ -23,6 +23,7 @@ from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
 from minigpt.garbage import uncollected
 from minigpt.host import Float64, host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch, only_text
@@ -168,6 +169,19 @@ class Reference(Runner):
         self.host = host_of(self.model)
         self.is_exact = compute == torch.float64
         self.shape = Shape.of(self.model.config)
+
+    @classmethod
+    def of(
+        cls, facts: CheckpointFacts, compute: torch.dtype | None = None, tensors: dict[str, Tensor] | None = None
+    ) -> "Reference":
+        """Return transformers' model of a checkpoint.
+
+        In float64 it has the other implementation of attention, so that float64 has a noise floor too.
+        """
+        attention = facts.attention
+        if compute == torch.float64:
+            attention = "eager" if attention == "sdpa" else "sdpa"
+        return cls(facts.place, attention, facts.dtype, facts.device, compute, tensors, facts.offload)
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
         batch = as_batch(sample.ids, self.device)

@@ -6,7 +6,6 @@ B batch, T tokens, V vocabulary, C embedding.
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from minigpt.errors import ConfigError
 from minigpt.host import hooked, is_compiled, prefix_of
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch, only_text
@@ -27,40 +27,17 @@ Naming = Callable[[], AbstractContextManager[None]]
 """Gives a block that turns what foreign code raises into an error that names it."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The facts about the original that a runner must know.
-
-    Attributes:
-        device: on which its logits are compared.
-        vocab_size: of its logits.
-        n_positions: the most tokens that it reads at once.
-        sites, blocks: the paths of its norms and blocks, in the order of the data.
-        embedding: the path of its token embedding.
-    """
-
-    device: torch.device
-    vocab_size: int
-    n_positions: int
-    sites: list[str]
-    blocks: list[str]
-    embedding: str
-
-    @property
-    def places(self) -> list[str]:
-        """The norms, then the blocks."""
-        return [*self.sites, *self.blocks]
-
-
 class FunctionRunner(Runner):
     """A function from ids (B, T) to logits (B, T, V), or to an object with ``logits``."""
 
-    def __init__(self, call: Callable[[Tensor], Any], layout: Layout, naming: Naming = contextlib.nullcontext) -> None:
-        self.call, self.layout, self.naming = call, layout, naming
+    def __init__(
+        self, call: Callable[[Tensor], Any], facts: CheckpointFacts, naming: Naming = contextlib.nullcontext
+    ) -> None:
+        self.call, self.facts, self.naming = call, facts, naming
 
     def tensor(self, ids: list[int]) -> Tensor:
         """Return token ids as a batch of one (1, T)."""
-        return as_batch(ids, self.layout.device)
+        return as_batch(ids, self.facts.device)
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
         """Return the logits at the compared positions of a text.
@@ -71,8 +48,8 @@ class FunctionRunner(Runner):
         ids = self.tensor(sample.ids)
         with self.naming():
             returned = self.call(ids)
-        logits = require_logits(returned, (*ids.shape, self.layout.vocab_size))
-        return logits.to(self.layout.device)[0, sample.compared]
+        logits = require_logits(returned, (*ids.shape, self.facts.vocab_size))
+        return logits.to(self.facts.device)[0, sample.compared]
 
 
 def require_logits(returned: Any, shape: tuple[int, ...]) -> Float[Tensor, "batch seq vocab"]:
@@ -106,10 +83,10 @@ class ModuleRunner(FunctionRunner):
 
     pads = False  # texts of several lengths
 
-    def __init__(self, module: nn.Module, layout: Layout, naming: Naming = contextlib.nullcontext) -> None:
-        super().__init__(module, layout, naming)
+    def __init__(self, module: nn.Module, facts: CheckpointFacts, naming: Naming = contextlib.nullcontext) -> None:
+        super().__init__(module, facts, naming)
         self.module = module
-        self.prefix = prefix_of(module, layout.places)
+        self.prefix = prefix_of(module, facts.places)
         self.together = any(map(is_offloaded, module.modules()))
         self.apart = reads_apart(module)
 
@@ -127,7 +104,7 @@ class ModuleRunner(FunctionRunner):
         if self.prefix is None:
             return Reading(self.logits(sample))
         compiled = self.logits(sample) if is_compiled(self.module) else None
-        with hooked(self.module), Recorder(self.root, self.layout.places) as recorder:
+        with hooked(self.module), Recorder(self.root, self.facts.places) as recorder:
             logits = self.logits(sample)
         if compiled is not None:
             logits = compiled
@@ -138,7 +115,7 @@ class ModuleRunner(FunctionRunner):
         if self.apart or not self.together or self.prefix is None:
             yield from super().read_all(samples)
             return
-        yield from self._read_together(samples, self.layout.places)
+        yield from self._read_together(samples, self.facts.places)
 
     def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
         if self.apart or not self.together:
@@ -147,16 +124,16 @@ class ModuleRunner(FunctionRunner):
         yield from self._read_together(samples, [])
 
     def _read_together(self, samples: Iterable[Sample], places: Sequence[str]) -> Iterator[Reading]:
-        layout = self.layout
+        facts = self.facts
         return read_together(
-            self._logits_of, self.root, places, samples, layout.vocab_size, layout.n_positions, layout.device
+            self._logits_of, self.root, places, samples, facts.vocab_size, facts.n_positions, facts.device
         )
 
     def _logits_of(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) of a batch of ids (B, T)."""
         with self.naming(), hooked(self.module):
             returned = self.call(ids)
-        return require_logits(returned, (*ids.shape, self.layout.vocab_size)).to(self.layout.device)
+        return require_logits(returned, (*ids.shape, self.facts.vocab_size)).to(self.facts.device)
 
     def normalize(self, site: str, x: Tensor) -> Tensor | None:
         if self.prefix is None:
@@ -172,12 +149,12 @@ class ModuleRunner(FunctionRunner):
             return None
         batches = [self.tensor(ids) for ids in texts]
         with self.naming():
-            return gradients_of(self.module, batches, self.layout.embedding, self.prefix, self.layout.sites)
+            return gradients_of(self.module, batches, self.facts.embedding, self.prefix, self.facts.sites)
 
     def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
         if not self.reads_tokens or not any(prompt.written for prompt in prompts):
             return None
-        logits = [torch.empty(0, self.layout.vocab_size, device=self.layout.device) for _ in prompts]
+        logits = [torch.empty(0, self.facts.vocab_size, device=self.facts.device) for _ in prompts]
         sizes = [(len(prompt.written), 0 if self.pads else prompt.new_from) for prompt in prompts]
         with self.naming(), hooked(self.module):
             for _, batch in batches(sizes):

@@ -207,7 +207,7 @@ class Search:
         meter = LogitsMeter()
         for sample in self.samples:
             logits = self.candidate.runner.logits(sample)
-            targets = sample.targets(self.truth.device)
+            targets = sample.targets(self.truth.facts.device)
             meter.add(self.truth.logits(sample), logits, targets, sample.counted)
         loss = meter.mean("loss")["loss"]
         step = RemovalStep(site, **meter.mean("kl", "kl_mean"), loss=loss, **meter.mean("loss_change"))
@@ -223,7 +223,7 @@ class Search:
         if recipe is None:
             raise ConfigError("needs a source and the name of a norm, got a model", argument="remove_file")
         texts = [sample.ids for sample in self.samples]
-        original = [truth.source, str(truth.dtype), str(truth.device), truth.attention]
+        original = [truth.facts.source, str(truth.facts.dtype), str(truth.facts.device), truth.facts.attention]
         return hash_json([texts, recipe.fingerprint(), self.candidate.claim.swapped, original])
 
 

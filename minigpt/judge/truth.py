@@ -5,18 +5,15 @@ B batch, T tokens, V vocabulary, C embedding.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.host import Shape
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measured import Floor
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample, as_batch, gradient_texts
-from minigpt.judge.runners import Layout
 from minigpt.judge.true_norm import TrueNorm
 from minigpt.tokenizer import Tokenizer
 
@@ -26,7 +23,7 @@ class Truth:
     """The outputs of transformers for a checkpoint.
 
     Attributes:
-        source, place, attention, device, dtype, config: what was read, and how.
+        facts: what was read, and how.
         versions: of what read it.
         described: the prompts in words.
         why_random: why they are random ids; None if they are not.
@@ -38,24 +35,14 @@ class Truth:
             architecture, and of a model that does not fit, by transformers.
         exact: by text, what transformers computes in float64: the logits of the compared positions (T, V), and the
             true input (T, C) of each norm and output of each block; these are empty if there is no room.
-        places: the norms and the blocks, in the order of the data; ``sites`` and ``blocks`` are each of the two.
-        embedding: the path of the token embedding.
-        norm, norms: the name of the norm that transformers computes, "fused", or "frozen" by a huge eps; and the norms.
+        norms: the norms that transformers computes, by site.
         floor: how far transformers at the dtype is from its float64 self: the noise floor.
         precisions: the RMS error of transformers' logits in float32, float16 and bfloat16, on the prompts.
         bitwise_error: how far minigpt in reference arithmetic is from transformers.
-        kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
         gradients: by Parameter, made in float64 and kept in float32 below it; None if the caller did not ask for them.
-        offload: whether the weights stay in their files, since the model is larger than the memory it may take.
-        notes: what a reader should know of how it was read.
     """
 
-    source: str
-    place: Path
-    attention: str
-    device: torch.device
-    dtype: torch.dtype
-    config: Shape
+    facts: CheckpointFacts
     described: str
     why_random: str | None
     tokenizer: Tokenizer | None
@@ -65,31 +52,17 @@ class Truth:
     text_ids: list[int]
     versions: dict[str, Any]
     exact: Mapping[Sample, Reading]
-    places: list[str]
-    sites: list[str]
-    blocks: list[str]
-    embedding: str
-    norm: str
     norms: dict[str, TrueNorm]
     floor: Floor
     bitwise_error: Distance = field(default_factory=Distance)
     losses: list[Sequence[float]] = field(default_factory=list)
     precisions: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, Tensor] | None = None
-    offload: bool = False
-    notes: list[str] = field(default_factory=list)
 
     @property
     def samples(self) -> list[Sample]:
         """The prompts, then the windows."""
         return [*self.prompts, *self.windows]
-
-    @property
-    def layout(self) -> Layout:
-        """The facts about the original that a runner must know."""
-        config = self.config
-        return Layout(self.device, config.vocab_size, config.n_positions, self.sites, self.blocks, self.embedding)
 
     @property
     def longest(self) -> Sample:
@@ -103,7 +76,7 @@ class Truth:
 
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Return token ids as a batch of one on the original's device."""
-        return as_batch(ids, self.device)
+        return as_batch(ids, self.facts.device)
 
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
         """Return the true logits at the compared positions of a text."""

@@ -16,7 +16,7 @@ from minigpt.checkpoint.norms import Pairs, norms_in_config
 from minigpt.choices import KEEP, check_option
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
 from minigpt.files import hash_file
-from minigpt.judge.source import open_source
+from minigpt.judge.checkpoint_facts import read_facts
 from minigpt.norms import is_registered
 from minigpt.norms.foreign.locate import locate
 from minigpt.norms.frozen import FrozenLayerNorm, needs_text
@@ -150,8 +150,8 @@ def _check_model(recipe: Recipe) -> None:
 
 def _schedule_of_swap(recipe: Recipe, training: Training) -> Schedule:
     """Return the schedule of the recipe's sites, after a check that it swaps one of them in time."""
-    source = open_source(recipe.place())
-    schedule = parse_schedule(training.schedule, source.sites)
+    facts, _ = read_facts(recipe.place())
+    schedule = parse_schedule(training.schedule, facts.sites)
     chosen = chosen_sites(recipe)
     steps = {site: step for site, step in schedule.steps.items() if site in chosen}
     if not steps:
@@ -209,12 +209,12 @@ def chosen_sites(recipe: Recipe) -> set[str]:
         CheckpointError: if the model cannot be read.
         NormError: if the norm cannot be built, or a pattern matches no site.
     """
-    source = open_source(recipe.place())
+    facts, _ = read_facts(recipe.place())
     for _, norm in recipe.pairs():
-        norms.build(norm, source.shape.n_embd, keep=recipe.keep)
+        norms.build(norm, facts.shape.n_embd, keep=recipe.keep)
     sites = set[str]()
     for pattern in recipe.sites:
-        sites.update(matching(pattern, source.sites))
+        sites.update(matching(pattern, facts.sites))
     return sites
 
 

@@ -96,7 +96,7 @@ def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: st
     original = minigpt.Original(folder(name), dtype=dtype, device="cpu", prompts=PROMPTS, max_new_tokens=4)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder(name))
     norms = [path for path, module in model.named_modules() if "norm" in type(module).__name__.lower()]
-    assert {*original.truth.sites} == {*norms}
+    assert {*original.truth.facts.sites} == {*norms}
     report = judged(original, norm=right)
     assert report.outcome == "PASS", report.reasons
     assert report.logits.ratio < 1.5
@@ -109,7 +109,7 @@ def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: st
     assert other.first_off.place == site
     wrong = judged(original, norm=WrongEps if right == "rms" else OtherEps, sites=site)
     assert (wrong.outcome, wrong.first_off and wrong.first_off.place) == ("FAIL", site)
-    held = original.judge(model.to(original.truth.dtype))
+    held = original.judge(model.to(original.truth.facts.dtype))
     assert (held.outcome, held.missing) == ("PASS", [])
     assert held.decoding is not None
 
@@ -306,7 +306,7 @@ def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
     options: dict[str, Any] = dict(device="cpu", max_new_tokens=0)
     monkeypatch.setattr("minigpt.shape.MOST_WINDOW", 16)
     original = minigpt.Original(folder("pythia"), prompts=[[3] * 40], **options)
-    assert (original.truth.config.n_positions, original.truth.config.window) == (40, 16)
+    assert (original.truth.facts.shape.n_positions, original.truth.facts.shape.window) == (40, 16)
     with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):
         minigpt.Original(folder("pythia"), prompts=[[3] * 41], **options)
     monkeypatch.setattr("minigpt.judge.prompts.MOST_PROMPT", 96 * 8)

@@ -52,7 +52,7 @@ def test_anybodys_model_is_judged_with_the_parts_that_it_gives(
         assert report.passed, report.reasons
         assert report.missing == missing
         assert [site.site for site in report.norm_sites] == (
-            [] if "norms and blocks" in missing else original.truth.sites
+            [] if "norms and blocks" in missing else original.truth.facts.sites
         )
         assert report.logits.ratio < 1.5
     assert (ours.training, hf_model.training) == (True, False)
@@ -174,7 +174,7 @@ def write_outputs(original: minigpt.Original, model: GPT2LMHeadModel, file: Path
     for n, text in enumerate(original.truth.prompts):
         places = {
             place: model.get_submodule(f"transformer.{place}")
-            for place in (*original.truth.sites, *original.truth.blocks)
+            for place in (*original.truth.facts.sites, *original.truth.facts.blocks)
         }
         hooks = [
             module.register_forward_hook(

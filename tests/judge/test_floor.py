@@ -80,7 +80,7 @@ def test_a_model_that_was_cast_whole_is_told_so(tmp_path: Path) -> None:
     ids = torch.randint(3, 96, (LONG,), generator=torch.Generator().manual_seed(3)).tolist()
     minigpt.Original(tmp_path, dtype="float16", device="cpu", prompts=[ids], max_new_tokens=0).save(tmp_path / "record")
     original = minigpt.Original.load(tmp_path / "record", device="cpu")
-    assert original.truth.kept == {
+    assert original.truth.facts.kept == {
         "model.rotary_emb.inv_freq": "float32",
         "model.rotary_emb.original_inv_freq": "float32",
     }

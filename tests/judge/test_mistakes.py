@@ -1,5 +1,6 @@
 """The mistake of a GPT-2 is named by its logits alone; where nothing explains them, nothing is named."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ def original(folder: Path) -> minigpt.Original:
 
 
 def judged(original: minigpt.Original, dtype: torch.dtype = torch.float32, **settings: Any) -> ParityReport:
-    program = planted.Program(original.truth.place, dtype, **settings)
+    program = planted.Program(original.truth.facts.place, dtype, **settings)
     return original.judge(lambda ids: program(ids))
 
 
 @pytest.mark.parametrize("words", QUICK)
 def test_a_planted_mistake_is_named_and_no_other(original: minigpt.Original, words: str) -> None:
-    settings = dict(planted.single_plants(original.truth.config.n_embd, original.truth.config.vocab_size))[words]
+    shape = original.truth.facts.shape
+    settings = dict(planted.single_plants(shape.n_embd, shape.vocab_size))[words]
     report = judged(original, **settings)
     assert report.diagnosis is not None
     (found,) = report.diagnosis
@@ -63,7 +65,7 @@ def test_right_prompts_of_a_program_that_is_off_elsewhere_are_said_to_be_right(t
     text = tmp_path / "text.txt"
     text.write_text("The old sailor told Mara a tale of the sea. " * 12)
     original = minigpt.Original("demo", prompts=["Tom"], text=text, max_new_tokens=4, device="cpu")
-    program = planted.Program(original.truth.place, torch.float32)
+    program = planted.Program(original.truth.facts.place, torch.float32)
 
     def late(ids: Tensor) -> Tensor:
         logits = program(ids)
@@ -99,7 +101,7 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
 
 def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> None:
     noise = torch.Generator().manual_seed(1)
-    program = planted.Program(original.truth.place)
+    program = planted.Program(original.truth.facts.place)
 
     def noisy(ids: Tensor) -> Tensor:
         logits = program(ids)
@@ -121,7 +123,7 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
 
 
 def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Original) -> None:
-    program = planted.Program(original.truth.place)
+    program = planted.Program(original.truth.facts.place)
     report = original.judge(lambda ids: program(ids), diagnose=True)
     assert report.passed
     assert report.diagnosis is None
@@ -144,8 +146,8 @@ def test_a_record_names_mistakes_and_says_where_the_original_must_be(
     record = minigpt.Original.load(tmp_path / "r.safetensors", device="cpu")
     assert record.truth.precisions == original.truth.precisions
     assert [*record.truth.precisions] == ["float32", "float16", "bfloat16"]
-    record.truth.place = tmp_path / "gone"
-    program = planted.Program(original.truth.place, act="relu")
+    record.truth.facts = dataclasses.replace(record.truth.facts, place=tmp_path / "gone")
+    program = planted.Program(original.truth.facts.place, act="relu")
     report = record.judge(lambda ids: program(ids))
     assert report.diagnosis is None
     assert f"The diagnosis needs the original at {tmp_path / 'gone'}, which is no longer there." in report.notes
@@ -211,7 +213,9 @@ IN_THE_NOISE = "int8, a scale for each input"
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
     original = minigpt.Original("demo", device="cpu", dtype=dtype)
-    for words, settings in planted.single_plants(original.truth.config.n_embd, original.truth.config.vocab_size):
+    for words, settings in planted.single_plants(
+        original.truth.facts.shape.n_embd, original.truth.facts.shape.vocab_size
+    ):
         report = judged(original, getattr(torch, dtype), **settings)
         if report.logits.ratio <= 2:
             continue
@@ -226,7 +230,7 @@ def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
 @pytest.mark.thorough
 def test_no_mistake_of_a_right_program_is_named() -> None:
     original = minigpt.Original("demo", device="cpu")
-    for name, make in planted.right_programs(original.truth.place):
+    for name, make in planted.right_programs(original.truth.facts.place):
         report = original.judge(make(), diagnose=True)
         assert not report.diagnosis, (name, report.diagnosis)
 

@@ -204,9 +204,9 @@ def test_a_record_says_that_its_original_was_read_block_by_block(tmp_path: Path)
     original = minigpt.Original(str(tmp_path / "model"), memory=0, **ASKED)
     original.save(tmp_path / "record")
     loaded = minigpt.Original.load(tmp_path / "record").truth
-    assert loaded.offload
-    assert loaded.notes == original.truth.notes
-    assert loaded.notes
+    assert loaded.facts.offload
+    assert loaded.facts.notes == original.truth.facts.notes
+    assert loaded.facts.notes
 
 
 @pytest.mark.parametrize(

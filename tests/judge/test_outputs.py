@@ -41,7 +41,7 @@ def outputs_of(original: minigpt.Original, model: GPT2LMHeadModel) -> Tensors:
 
     for n, text in enumerate(original.truth.samples):
         hooks = []
-        for place in (*original.truth.sites, *original.truth.blocks):
+        for place in (*original.truth.facts.sites, *original.truth.facts.blocks):
             module = model.get_submodule(f"transformer.{place}")
             hooks.append(module.register_forward_hook(keeping(f"{place}.{n}")))
         tensors[f"logits.{n}"] = model(torch.tensor([text.ids])).logits[0].clone()

@@ -65,7 +65,7 @@ def test_without_a_jump_no_place_is_named() -> None:
 
 
 def test_the_texts_reach_every_position_and_every_token(original: minigpt.Original) -> None:
-    config, reach = original.truth.config, original.judge(gradients=False).coverage
+    config, reach = original.truth.facts.shape, original.judge(gradients=False).coverage
     assert (reach.positions, reach.tokens) == (config.n_positions, config.vocab_size)
     assert (reach.context, reach.vocabulary) == (config.n_positions, config.vocab_size)
 
@@ -98,7 +98,7 @@ def test_the_last_position_of_a_window_of_a_file(tmp_path: Path, demo: GPT2LMHea
     report = original.judge(demo)
     assert plain.passed
     assert not report.passed
-    assert report.text.first_off.position == original.truth.config.n_positions - 1
+    assert report.text.first_off.position == original.truth.facts.shape.n_positions - 1
     assert report.distribution == plain.distribution, "it counts only where the next window's first token is known"
 
 
@@ -204,7 +204,7 @@ def test_a_folder_that_is_saved_while_it_is_judged(
 def outputs(original: minigpt.Original) -> dict[str, Tensor]:
     """What another program writes: everything, for every text of the record."""
     model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
-    places = [*original.truth.sites, *original.truth.blocks]
+    places = [*original.truth.facts.sites, *original.truth.facts.blocks]
     for n, sample in enumerate(original.truth.samples):
         with torch.no_grad(), Recorder(model.transformer, places) as recorder:
             tensors[f"logits.{n}"] = model(torch.tensor([sample.ids])).logits[0].clone()
@@ -218,7 +218,7 @@ def test_a_program_may_write_every_place_of_every_text(
     save_file(outputs, tmp_path / "file")
     report = original.judge_outputs(tmp_path / "file", gradients=False)
     assert report.passed, report.reasons
-    assert [site.site for site in report.norm_sites] == original.truth.sites
+    assert [site.site for site in report.norm_sites] == original.truth.facts.sites
 
 
 @pytest.mark.parametrize(
