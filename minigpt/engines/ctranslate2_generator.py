@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, TextLogits, check_exists, load_package, unknown_option
-from minigpt.errors import CheckpointError, ConfigError
+from minigpt.engines.engine import Engine, TextLogits, check_exists, load_package
+from minigpt.errors import CheckpointError
 
-GENERATOR_OPTIONS = {"device", "device_index", "compute_type", "inter_threads", "intra_threads", "flash_attention"}
 TOKEN_FILES = ("vocabulary.json", "vocabulary.txt")
 
 
@@ -28,8 +27,8 @@ def ctranslate2(folder: str | Path, **options: Any) -> "Ctranslate2Generator":
             "bfloat16" and so on), inter_threads, intra_threads, device, device_index, flash_attention.
 
     Raises:
-        ConfigError: if CTranslate2 is not installed, or an option is not one of these.
-        CheckpointError: if CTranslate2 cannot open the folder.
+        ConfigError: if CTranslate2 is not installed.
+        CheckpointError: if CTranslate2 cannot open the folder with these options.
     """
     return Ctranslate2Generator(folder, options)
 
@@ -40,16 +39,6 @@ class Ctranslate2Generator(Engine):
     def __init__(self, folder: str | Path, options: Mapping[str, Any]) -> None:
         program = load_package("ctranslate2", "ctranslate2")
         super().__init__(check_exists(folder, is_folder=True), "ctranslate2")
-        for name in options:
-            if name not in GENERATOR_OPTIONS:
-                raise unknown_option(name, GENERATOR_OPTIONS)
-        supported = program.get_supported_compute_types(options.get("device", "cpu"))
-        kinds = {"default", "auto", *supported}
-        compute_type = options.get("compute_type", "default")
-        if compute_type not in kinds:
-            known = ", ".join(sorted(kinds))
-            message = f"must be one that this processor has, {known}, got {compute_type!r}"
-            raise ConfigError(message, argument="compute_type")
         with self.opening():
             self.generator = program.Generator(str(self.file), **options)
         self.view = program.StorageView

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.errors import RAISED, CheckpointError, ConfigError, GenerationError, MiniGPTError, listing
+from minigpt.errors import RAISED, CheckpointError, ConfigError, GenerationError, MiniGPTError
 
 MOST_REASON = 300  # characters of what a program says
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal
@@ -196,6 +196,15 @@ def reason_of(error: BaseException) -> str:
     return (words or type(error).__name__)[:MOST_REASON]
 
 
+@contextlib.contextmanager
+def setting(name: str, value: Any) -> Iterator[None]:
+    """Turn what a program raises as an option is set in the block into a ConfigError."""
+    try:
+        yield
+    except RAISED as error:
+        raise ConfigError(f"cannot be {value!r}: {reason_of(error)}", argument=name) from error
+
+
 def load_package(package: str, extra: str, *, needs: str | None = None) -> Any:
     """Import the package of an engine.
 
@@ -224,11 +233,6 @@ def check_exists(file: str | Path, *, is_folder: bool = False) -> Path:
     if path.is_dir() != is_folder:
         raise CheckpointError(f"{path} must be a {kind}")
     return path
-
-
-def unknown_option(name: str, known: Mapping[str, Any] | set[str]) -> ConfigError:
-    """Return the error about an option that an engine does not have."""
-    return ConfigError(f"is no option of this engine; it has {listing(known)}", argument=name)
 
 
 def _version(package: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.choices import check_option
-from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, unknown_option
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, setting
 from minigpt.errors import CheckpointError, ConfigError
 
 LONGEST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
@@ -142,30 +142,15 @@ def set_option(of_model: Any, of_context: Any, name: str, value: Any) -> None:
     """
     if name in ("type_k", "type_v"):
         check_option(name, value, list(CACHE_TYPES))
-        setattr(of_context, name, CACHE_TYPES[value])
+        value = CACHE_TYPES[value]
     elif name == "flash_attn":
         word: Any = {True: "on", False: "off"}.get(value, value)
         check_option(name, word, list(FLASH_ATTENTION))
-        of_context.flash_attn_type = FLASH_ATTENTION[word]
-    elif name in OF_CONTEXT | OF_MODEL:
-        _check_number_or_flag(name, value)
-        params = of_context if name in OF_CONTEXT else of_model
-        setattr(params, name, value)
-    else:
-        raise unknown_option(name, {"type_k", "type_v", "flash_attn", *OF_CONTEXT, *OF_MODEL})
-
-
-def _check_number_or_flag(name: str, value: Any) -> None:
-    """Check the value of an option, which is a number if its name begins with "n_", else true or false.
-
-    Raises:
-        ConfigError: if it is of another type.
-    """
-    if name.startswith("n_"):
-        if type(value) is not int or value < 0:
-            raise ConfigError(f"must be a whole number of 0 or more, got {value!r}", argument=name)
-    elif type(value) is not bool:
-        raise ConfigError(f"must be true or false, got {value!r}", argument=name)
+        name, value = "flash_attn_type", FLASH_ATTENTION[word]
+    elif name not in OF_CONTEXT | OF_MODEL:
+        raise ConfigError("is no option of llama.cpp that is set here", argument=name)
+    with setting(name, value):
+        setattr(of_model if name in OF_MODEL else of_context, name, value)
 
 
 def _word(words: Mapping[str, int], number: int) -> str:

@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, unknown_option
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, setting
 from minigpt.engines.ports import Graph, Port
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import read_object
 
-SESSION_OPTIONS = {  # of onnxruntime's SessionOptions, which change numbers or time
-    "graph_optimization_level", "execution_mode", "intra_op_num_threads", "inter_op_num_threads",
-    "use_deterministic_compute", "enable_mem_pattern", "enable_cpu_mem_arena",
-}  # fmt: skip
 ENUMS = {"graph_optimization_level": "GraphOptimizationLevel", "execution_mode": "ExecutionMode"}
 HEAD_SIZE = "kv_cache_dim"  # the size of a head, in files of onnxruntime-genai's builder
 NUMPY_NAMES = {"float": "float32", "double": "float64"}  # onnxruntime's names where NumPy has others
@@ -41,7 +37,7 @@ def onnx(
             session's configuration, as "session.set_denormal_as_zero".
 
     Raises:
-        ConfigError: if onnxruntime is not installed, or an option is not one of these.
+        ConfigError: if onnxruntime is not installed, or does not take an option.
         CheckpointError: if onnxruntime cannot open the file, or it has other inputs or outputs.
     """
     return OnnxSession(file, providers, options)
@@ -114,34 +110,19 @@ def session_options(runtime: Any, options: Mapping[str, Any]) -> Any:
     """Return onnxruntime's SessionOptions.
 
     Raises:
-        ConfigError: if an option or its value is not known.
+        ConfigError: if onnxruntime does not know an option or its value.
     """
     how = runtime.SessionOptions()
     how.log_severity_level = 3  # errors, which are raised too
     for name, value in options.items():
-        if "." in name:
-            how.add_session_config_entry(name, str(value))
-            continue
-        if name not in SESSION_OPTIONS:
-            raise unknown_option(name, {*SESSION_OPTIONS, "providers"})
-        if name in ENUMS:
-            value = _member(getattr(runtime, ENUMS[name]), name, value)
-        try:
-            setattr(how, name, value)
-        except TypeError as error:
-            kind = type(getattr(how, name)).__name__
-            raise ConfigError(f"must be of type {kind}, got {value!r}", argument=name) from error
+        with setting(name, value):
+            if "." in name:
+                how.add_session_config_entry(name, str(value))
+            elif name in ENUMS:
+                setattr(how, name, getattr(getattr(runtime, ENUMS[name]), value))
+            else:
+                setattr(how, name, value)
     return how
-
-
-def _member(words: Any, name: str, value: Any) -> Any:
-    """Return the member of an enumeration of onnxruntime by its name."""
-    if isinstance(value, str):
-        known = words.__members__
-        if value not in known:
-            raise ConfigError(f"must be one of {', '.join(known)}, got {value!r}", argument=name)
-        return known[value]
-    return value
 
 
 def _with_head_size(ports: list[Port], file: Path) -> list[Port]:

@@ -197,11 +197,11 @@ def test_options_are_onnxruntimes_own(original: minigpt.Original, hf_model: GPT2
     assert "intra_op_num_threads 1" in note
     wrong: dict[str, Any]
     for wrong, sentence in (
-        ({"threads": 1}, "threads is no option of this engine; it has .*intra_op_num_threads"),
-        ({"graph_optimization_level": "high"}, "graph_optimization_level must be one of .*ORT_DISABLE_ALL"),
-        ({"intra_op_num_threads": "many"}, "intra_op_num_threads must be of type int, got 'many'"),
+        ({"threads": 1}, "threads cannot be 1: .*no attribute 'threads'"),
+        ({"graph_optimization_level": "high"}, "graph_optimization_level cannot be 'high': .*no attribute"),
+        ({"intra_op_num_threads": "many"}, "intra_op_num_threads cannot be 'many': .*Int"),
         ({"providers": "MagicProvider"}, "providers has MagicProvider, which this onnxruntime lacks; it has .*CPU"),
-        ({"register_custom_ops_library": "x.so"}, "register_custom_ops_library is no option"),
+        ({"register_custom_ops_library": "x.so"}, "register_custom_ops_library cannot be .*read-only"),
     ):
         with pytest.raises(minigpt.ConfigError, match=f"^{sentence}"):
             engines.onnx(file, **wrong)

@@ -113,10 +113,9 @@ def test_what_llama_cpp_refuses(gguf_file: Path, original: minigpt.Original, tmp
     wrong: dict[str, Any]
     for wrong, sentence in (
         ({"type_k": "f64"}, "type_k must be f32 or f16"),
-        ({"cache": "f32"}, "cache is no option of this engine"),
-        ({"n_threads": "two"}, "n_threads must be a whole number"),
+        ({"cache": "f32"}, "cache is no option of llama.cpp"),
+        ({"n_threads": "two"}, "n_threads cannot be 'two': .*int"),
         ({"flash_attn": "maybe"}, "flash_attn must be off or on or auto"),
-        ({"offload_kqv": 3}, "offload_kqv must be true or false"),
     ):
         with pytest.raises(minigpt.ConfigError, match=f"^{sentence}"):
             engines.gguf(gguf_file, **wrong)
@@ -149,10 +148,9 @@ def test_what_ctranslate2_refuses(ctranslate2_folder: Path, tmp_path: Path) -> N
         engines.ctranslate2(wordless)
     with pytest.raises(minigpt.CheckpointError, match="must be a folder"):
         engines.ctranslate2(ctranslate2_folder / "model.bin")
-    with pytest.raises(minigpt.ConfigError, match=r"^compute_type must be one that this processor has"):
-        engines.ctranslate2(ctranslate2_folder, compute_type="int4")
-    with pytest.raises(minigpt.ConfigError, match=r"^beam_size is no option of this engine"):
-        engines.ctranslate2(ctranslate2_folder, beam_size=4)
+    for wrong, sentence in ({"compute_type": "int4"}, "int4"), ({"beam_size": 4}, "incompatible .* compute_type"):
+        with pytest.raises(minigpt.CheckpointError, match=f"ctranslate2 .* cannot open .*{sentence}"):
+            engines.ctranslate2(ctranslate2_folder, **wrong)
 
 
 @pytest.mark.parametrize("form", ["given", "states"])
@@ -191,9 +189,11 @@ def test_what_openvino_refuses(openvino_files: dict[str, Path], tmp_path: Path) 
     torch.save({}, pickled)
     with pytest.raises(minigpt.CheckpointError, match=r"must be an \.xml or an \.onnx file"):
         engines.openvino(pickled)
-    with pytest.raises(minigpt.ConfigError, match=r"^PRECISION is no option of CPU; it has .*INFERENCE_PRECISION_HINT"):
-        engines.openvino(openvino_files["given"], PRECISION="f32")
-    with pytest.raises(minigpt.ConfigError, match=r"^INFERENCE_PRECISION_HINT cannot be 'f3'"):
-        engines.openvino(openvino_files["given"], INFERENCE_PRECISION_HINT="f3")
-    with pytest.raises(minigpt.ConfigError, match=r"^device must be one of CPU"):
-        engines.openvino(openvino_files["given"], device="NPX")
+    wrong: dict[str, str]
+    for wrong, sentence in (
+        ({"PRECISION": "f32"}, "PRECISION"),
+        ({"INFERENCE_PRECISION_HINT": "f3"}, "INFERENCE_PRECISION_HINT"),
+        ({"device": "NPX"}, "NPX"),
+    ):
+        with pytest.raises(minigpt.CheckpointError, match=f"openvino .* cannot open .*{sentence}"):
+            engines.openvino(openvino_files["given"], **wrong)
