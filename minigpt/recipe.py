@@ -71,14 +71,12 @@ class Loaded(NamedTuple):
         tokenizer: the checkpoint's; None if it has none.
         swapped: the sites that have the recipe's norm, in the order of the data.
         fits: how well each fitted norm explains the one that it replaces, by site.
-        generation_fields: of the checkpoint's generation_config.json; empty without one.
     """
 
     model: "GPT2"
     tokenizer: "Tokenizer | None"
     swapped: list[str]
     fits: "dict[str, Explained]"
-    generation_fields: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +213,7 @@ class Recipe:
             model, sites = self._load_with_transformers(place, content.architecture, memory)
         else:
             model, sites = self._load_ours(content.checkpoint)
+            model.generation_fields = content.generation_fields
         fits: dict[str, Explained] = {}
         if self.fit is not None and content.tokenizer is not None:
             prefix = host_of(model).prefix  # of a GPT-2 whose weights are elsewhere: its sites are named as ours
@@ -223,7 +222,7 @@ class Recipe:
         require_fitted(model)
         if self.quantize:
             model = quantize_int8(model)
-        return Loaded(model, content.tokenizer, sites, fits, content.generation_fields)
+        return Loaded(model, content.tokenizer, sites, fits)
 
     def _load_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
         """Return the model with the recipe's norms, and the sites that have them."""
@@ -414,13 +413,13 @@ class Content(NamedTuple):
         checkpoint: None of another architecture than GPT-2, and of a GPT-2 whose weights stay in their files.
         architecture: the name of the architecture where ``checkpoint`` is None.
         tokenizer: None if there is none.
-        generation_fields: of generation_config.json.
+        generation_fields: of generation_config.json; None without one.
     """
 
     checkpoint: "Checkpoint | None"
     architecture: str | None
     tokenizer: "Tokenizer | None"
-    generation_fields: dict[str, Any]
+    generation_fields: dict[str, Any] | None
 
 
 def _read_files(files: "Files", *, with_weights: bool) -> Content:

@@ -99,10 +99,14 @@ class Tokenizer:
         Raises:
             GenerationError: if the text is not a string, or has lone surrogates.
         """
+        return self._encoding(text, add_special_tokens).ids
+
+    def _encoding(self, text: str, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        """Return the ids of a text with their places in it. Raises as ``encode``."""
         try:
             if isinstance(text, str) and len(text) > LONG_TEXT:  # ``encode`` would keep other threads waiting
-                return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+                return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise GenerationError(f"text must be a string of valid Unicode, got {text!r:.200}") from error
         except Exception as error:
@@ -140,13 +144,37 @@ class Tokenizer:
             return data.decode("utf-8", errors="replace")
         return self.backend.decode(token_ids, skip_special_tokens=False)
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+    def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> bytes:
         """Return the bytes by which ids continue a text, even if they end inside a character.
 
         Raises:
             GenerationError: if an id is outside the vocabulary.
         """
-        return b"".join(self._bytes_of(int(token_id)) for token_id in ids)
+        data = b""
+        for token_id in map(int, ids):
+            if not (skip_special_tokens and self._is_special(token_id)):
+                data += self._bytes_of(token_id)
+        return data
+
+    def offsets(self, text: str) -> list[int]:
+        """Return where each token of ``encode(text)`` begins in the text, in characters.
+
+        A token that the tokenizer puts around texts begins where the token before it ends. A token that is the end of
+        a character begins where the character does. Spaces between two tokens are the second one's.
+
+        Raises:
+            GenerationError: as ``encode``.
+        """
+        begins: list[int] = []
+        position = 0
+        for begin, end in self._encoding(text).offsets:
+            if begin == end:  # of no character, or of spaces alone
+                begin = position
+            while begin > position and text[begin - 1].isspace():  # which some tokenizers leave out of the offsets
+                begin -= 1
+            begins.append(begin)
+            position = max(end, position)
+        return begins
 
     def batch_decode(self, rows: Iterable[Iterable[int]], *, skip_special_tokens: bool = False) -> list[str]:
         """Return the text of each row of ids. Raises as ``decode``."""

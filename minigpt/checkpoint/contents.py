@@ -159,13 +159,14 @@ class Files:
         """True if there is a tokenizer's vocabulary."""
         return _has_one(self.folder, VOCABULARY_FILES)
 
-    def generation_fields(self) -> dict[str, Any]:
-        """Return all fields of generation_config.json; an empty dict without one.
+    def generation_fields(self) -> dict[str, Any] | None:
+        """Return all fields of generation_config.json; None without one.
 
         Raises:
             CheckpointError: if the file is not a JSON object.
         """
-        return fields_of(self.folder / GENERATION_CONFIG)
+        file = self.folder / GENERATION_CONFIG
+        return fields_of(file) if file.is_file() else None
 
     def weights(self) -> list[Path]:
         """Return the files that hold the tensors: one, or those that an index names.

@@ -54,7 +54,8 @@ def save_pretrained(
         tokenizer: is saved with the model.
         max_shard_bytes: larger weights are divided into files of at most so many bytes, with an index; a larger tensor
             has a separate file.
-        generation_config: settings for generation_config.json, which also gets the config's ids of tokens.
+        generation_config: settings for generation_config.json, beside the model's own ``generation_fields``. A model
+            without them has the config's ids of tokens.
 
     Raises:
         ConfigError: if the model is not a GPT2.
@@ -71,8 +72,10 @@ def save_pretrained(
     _require_whole(model, tensors, norms.get("norm", []))
     _warn_of_other_eps(model)
     config = model.config.to_dict()
-    settings = {name: value for name, value in config.items() if name.endswith("_token_id")}
-    settings |= generation_config or {}
+    settings = model.generation_fields
+    if settings is None:
+        settings = {name: value for name, value in config.items() if name.endswith("_token_id")}
+    settings = {**settings, **(generation_config or {})}
     config |= {"dtype": dtype_name(model.wte.weight.dtype)}
     replaced = MODEL
     if tokenizer is not None:

@@ -56,13 +56,7 @@ def convert(
             raise CheckpointError(f"{recipe.source} would be removed with {out}; give another folder")
         loaded = dataclasses.replace(recipe, device=recipe.device or "cpu").load()
         say(f"writing {out}", 0.5)
-        save_pretrained(
-            loaded.model,
-            out,
-            loaded.tokenizer,
-            max_shard_bytes=max_shard_bytes,
-            generation_config=loaded.generation_fields,
-        )
+        save_pretrained(loaded.model, out, loaded.tokenizer, max_shard_bytes=max_shard_bytes)
         if replaces:
             _remove_leftovers(out, has_tokenizer=loaded.tokenizer is not None)
     size = sum(parameter.numel() for parameter in loaded.model.parameters())

@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def generate(
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         loaded = recipe.load()
-    from_file = settings_in(loaded.generation_fields)
+    from_file = settings_in(loaded.model.generation_fields or {})
     asked = _settings(from_shell, from_file, greedy)
     text = read_standard_input() if prompt == "-" else prompt
     if "max_length" in asked:  # of prompt and text together
@@ -164,7 +165,7 @@ def _show_json(
     print_json(fields)
 
 
-def settings_in(fields: dict[str, Any]) -> dict[str, Any]:
+def settings_in(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in the fields of a generation_config.json, without those that are off."""
     settings: dict[str, Any] = {}
     for name, value in fields.items():

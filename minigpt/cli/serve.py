@@ -37,8 +37,8 @@ def serve(
         api_key: Key that clients must send as a bearer token.
         max_batch: Texts that each model writes at a time.
         max_queue: Texts that may wait; beyond them the answer is 429.
-        allow_host: A further name in requests' Host header; may be repeated.
-        allow_origin: Origin of web pages that may call the server; may be repeated.
+        allow_host: A further name in requests' Host header, '*' for any; may be repeated.
+        allow_origin: Origin of web pages that may call the server, '*' for any; may be repeated.
         grace: Seconds that texts have to finish after SIGTERM.
 
     Examples:
@@ -49,7 +49,7 @@ def serve(
     from minigpt.serve import LOOPBACK, app, missing, open_models
 
     try:
-        from minigpt.serve.run import is_loopback, listen, run
+        from minigpt.serve.run import is_loopback, listen, run, server_of
     except ModuleNotFoundError as error:
         raise missing(error) from error
     from minigpt.machine import settle_memory
@@ -79,7 +79,7 @@ def serve(
         _, port = listening.getsockname()[:2]
         first_model = next(iter(models))
         ready = _first_lines(f"http://{_name_in_url(host)}:{port}", first_model, api_key is not None)
-        run(application, listening, grace, ready)
+        run(server_of(application, grace), listening, ready)
 
 
 def _name_in_url(host: str) -> str:

@@ -113,7 +113,7 @@ def generate(
     rows = rows_of(model, prompts, valid, tokenizer if valid.stop else None)
     for _ in write_rows(model, rows, valid, len(rows)):
         pass
-    new = padded([input_ids.new_tensor(row.new_ids) for row in rows], valid.fill_id(model.config))  # (B * N, new)
+    new = padded([input_ids.new_tensor(row.new_ids) for row in rows], valid.fill_id(model))  # (B * N, new)
     sequences = torch.cat([input_ids.repeat_interleave(valid.num_return_sequences, 0), new], dim=1)
     if not (valid.output_scores or valid.output_logprobs):
         return sequences
@@ -296,7 +296,7 @@ def rows_of(
     model: GPT2, prompts: list[list[int]], settings: GenerationSettings, tokenizer: TextCodec | None = None
 ) -> list[Row]:
     """Return the rows to write: num_return_sequences for each prompt, each with its own seed."""
-    ends = settings.end_ids(model.config)
+    ends = settings.end_ids(model)
     copies = settings.num_return_sequences
     rows = []
     for prompt, ids in enumerate(prompts):

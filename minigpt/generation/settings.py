@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_type_hints
 
-from minigpt.config import GPT2Config
 from minigpt.errors import GenerationError, listing
 
 if TYPE_CHECKING:
     from minigpt.generation.processors import Process
+    from minigpt.model import GPT2
 
 PYTHON, SHELL, HTTP = "python", "shell", "http"
 ONLY_PYTHON, NOT_SHELL, NOT_HTTP = (PYTHON,), (PYTHON, HTTP), (PYTHON, SHELL)
@@ -124,14 +124,14 @@ def is_heat(value: Any) -> bool:
     return value == 0 or 1e-30 <= value <= LARGEST
 
 
-FROM_CONFIG: Any = "the config's"  # the default of eos_token_id and pad_token_id; None means no such id
+FROM_CONFIG: Any = "the checkpoint's"  # the default of eos_token_id and pad_token_id; None means no such id
 FLAG = Rule(lambda value: isinstance(value, bool), "be True or False")
 NUMBER = between(-LARGEST, LARGEST)
 PROBABILITY = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
 HEAT = Rule(is_heat, "be 0, or within [1e-30, 1e+30]")
 IDS = Rule(lambda value: is_list(value, is_id), "be a list of ids")
 PADDING = Rule(lambda value: value is FROM_CONFIG or is_id(value), "be an id")
-SEED = Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be within [0, 2^63)")
+SEED = Rule(lambda value: is_int(value) and -(2**63) <= value < 2**63, "be within [-2^63, 2^63)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +205,10 @@ class Options(TypedDict, total=False):
     suppress_tokens: Annotated[Sequence[int] | None, Setting(
         "Ids that are never chosen.", IDS, http=at_most(1024, IDS), users=NOT_SHELL, neutral=([], ()))]
     eos_token_id: Annotated[int | Sequence[int] | None, Setting(
-        "Id or ids that end a row; by default the config's; None ends no row.",
+        "Id or ids that end a row; by default generation_config.json's or the config's; None ends no row.",
         ends(), FROM_CONFIG, http=ends(64), users=NOT_SHELL)]
     pad_token_id: Annotated[int | None, Setting(
-        "Fills the rows that have ended; by default the config's if the vocabulary has it, else an eos_token_id.",
+        "Fills the rows that have ended; by default the checkpoint's if the vocabulary has it, else an eos_token_id.",
         PADDING, FROM_CONFIG, users=ONLY_PYTHON)]
     stop: Annotated[str | Sequence[str] | None, Setting(
         "Text or texts that end a row when they appear in what it has added.", strings(), http=strings(16, 256))]
@@ -340,11 +340,8 @@ class GenerationSettings:
         values: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.items()}
         values.update(settings)
         values["stop"] = tuple(as_texts(values["stop"] or ()))
-        ends = values["eos_token_id"]
-        if is_int(ends):
-            values["eos_token_id"] = (ends,)
-        elif ends is not FROM_CONFIG:
-            values["eos_token_id"] = tuple(ends or ())
+        if values["eos_token_id"] is not FROM_CONFIG:
+            values["eos_token_id"] = ids_in(values["eos_token_id"])
         vars(self).update(values)  # of a frozen class, once
 
     def as_dict(self) -> dict[str, Any]:
@@ -407,21 +404,25 @@ class GenerationSettings:
         """A key of everything that decides how tokens are chosen. Rows with equal keys are processed together."""
         return f"{self.samples} {self.output_scores} {self.output_logprobs} {self.active}"
 
-    def end_ids(self, config: GPT2Config) -> tuple[int, ...]:
-        """Return every id that ends a row."""
-        if self.eos_token_id is FROM_CONFIG:
-            return config.eos_token_ids
-        return self.eos_token_id
+    def end_ids(self, model: "GPT2") -> tuple[int, ...]:
+        """Return every id that ends a row.
 
-    def fill_id(self, config: GPT2Config) -> int:
-        """Return the id that fills a row after its end."""
+        Raises:
+            GenerationError: if the model's generation_config.json names something else.
+        """
+        if self.eos_token_id is not FROM_CONFIG:
+            return self.eos_token_id
+        return ids_in(_of_checkpoint(model, "eos_token_id"))
+
+    def fill_id(self, model: "GPT2") -> int:
+        """Return the id that fills a row after its end. Raises as ``end_ids``."""
         if self.pad_token_id not in (FROM_CONFIG, None):
             return self.pad_token_id
-        ids = list[int | None](self.end_ids(config))
+        ids = list[int | None](self.end_ids(model))
         if self.pad_token_id is FROM_CONFIG:
-            ids.insert(0, config.pad_token_id)
+            ids.insert(0, _of_checkpoint(model, "pad_token_id"))
         for id in ids:
-            if id is not None and 0 <= id < config.vocab_size:  # some write -1 for none
+            if id is not None and 0 <= id < model.config.vocab_size:  # some write -1 for none
                 return id
         return 0
 
@@ -439,6 +440,27 @@ class GenerationSettings:
                 raise GenerationError(
                     f"must hold ids below the vocabulary's {vocab_size}, got {largest}", argument=name
                 )
+
+
+def ids_in(value: Any) -> tuple[int, ...]:
+    """Return the ids of an eos_token_id: an id, several, or None."""
+    return (value,) if is_int(value) else tuple(value or ())
+
+
+def _of_checkpoint(model: "GPT2", name: str) -> Any:
+    """Return the id or ids of this name in a model's generation_config.json, or in its config without that file.
+
+    Raises:
+        GenerationError: if the file has something else there.
+    """
+    if model.generation_fields is None:
+        return getattr(model.config, name)
+    value = model.generation_fields.get(name)
+    try:
+        check_value(name, value)
+    except GenerationError as error:
+        raise GenerationError(f"{error}; it is from the model's generation_config.json") from error
+    return value
 
 
 parse_settings: Any = GenerationSettings  # for names that no type checker has seen

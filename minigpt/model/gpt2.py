@@ -7,7 +7,8 @@ B batch, T new tokens, S tokens in all (those in the cache, then the new ones), 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +40,16 @@ class GPT2(nn.Module):
         attention: "sdpa" is PyTorch's fused kernel. "eager" is the formula written out: it has derivatives of every
             order, and a hook on ``attn.attn_dropout`` sees the attention weights (B, H, T, S).
 
+    Attributes:
+        generation_fields: of the checkpoint's generation_config.json. Its ids of tokens go before the config's, as in
+            transformers. None without that file.
+
     Raises:
         ConfigError: if ``config`` is not a minigpt.GPT2Config or ``attention`` is unknown.
         NormError: if ``norm`` is unknown.
     """
 
+    generation_fields: Mapping[str, Any] | None = None
     __call__: Callable[..., Float[Tensor, "batch seq vocab"]]  # for type checkers: nn.Module's returns Any
 
     def __init__(self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa") -> None:

@@ -41,9 +41,10 @@ def app(
         max_batch: texts that each model writes at a time.
         max_queue: texts that may wait; beyond that a request gets status 429.
         draft: as in ``minigpt.generation.Options``: drafts are made while a model writes a single text.
-        allowed_hosts: names that a request's Host header may have, without the port; None permits all. Without a key,
-            permit only loopback names: a web page could otherwise reach the server by a name that it controls.
-        allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org".
+        allowed_hosts: names that a request's Host header may have, whatever its port; None or "*" permits all. Without
+            a key, permit only loopback names: a web page could otherwise reach the server by a name that it controls.
+        allowed_origins: origins of other web pages that may call the server, e.g. "https://example.org"; "*" permits
+            all.
 
     Raises:
         ConfigError: if FastAPI is not installed, there is no model, an argument is out of range, the tokenizer does

@@ -2,19 +2,25 @@
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import Sequence
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minigpt.errors import MiniGPTError
+from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.serve.protocol import RefusalError, refusal_of
 from minigpt.serve.scheduler import Scheduler
 
 MAX_BODY = 2**20  # bytes of a request
 SHARE = 0.5  # of the time that requests may take while texts are written
 OPEN = ("/health", "/", "/page.css", "/page.js")  # paths that need no key
+ONCE = ("host", "origin", "authorization")  # a proxy might read another one than this server does
+EVERY = "*"  # as an allowed host or origin
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
+USUAL_PORTS = {"http://": ":80", "https://": ":443"}  # which browsers leave out
 HUNG_UP = 499  # status, in the metrics, of a request whose client has hung up
 
 
@@ -22,7 +28,7 @@ class Guard:
     """ASGI middleware that checks who sends a request, and limits the size of its body.
 
     It answers with the error object of every error about input that a check or an endpoint raises, also when the server
-    shuts down and cancels the request.
+    shuts down and cancels the request. It answers HEAD as GET, without the body.
 
     The Host header must be known, so that a web page cannot reach the server by a name that it controls (DNS
     rebinding). The Origin header must be the server's own or allowed, so that other pages cannot use the server.
@@ -34,8 +40,8 @@ class Guard:
     ) -> None:  # fmt: skip
         self.app = app
         self.scheduler = scheduler
-        self.authorization = None if api_key is None else b"Bearer " + api_key.encode()
-        self.hosts = None if hosts is None else set(map(str.lower, hosts))
+        self.api_key = None if api_key is None else api_key.encode()
+        self.hosts = None if hosts is None or EVERY in hosts else set(map(name_in_host, hosts))
         self.origins = set(origins)
         self._turns = asyncio.Lock()
         self._newest = 0.0  # when the newest request began, by time.monotonic
@@ -48,6 +54,9 @@ class Guard:
         began = time.monotonic()
         status = HUNG_UP
         is_sent = False
+        is_head = scope["method"] == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
 
         async def noted(message: Message) -> None:
             nonlocal status, is_sent
@@ -56,6 +65,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), (b"x-content-type-options", b"nosniff")]
             else:
                 is_sent = not message.get("more_body", False)
+                if is_head:
+                    message["body"] = b""
             await send(message)
 
         try:
@@ -91,29 +102,55 @@ class Guard:
             self._busy_before = time.thread_time()
 
     def _check(self, scope: Scope) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1").lower()
-        name = _without_port(host)
-        if self.hosts is not None and name not in self.hosts:
+        headers = Headers(scope=scope)
+        for name in ONCE:
+            if len(headers.getlist(name)) > 1:
+                raise RefusalError(400, f"a request may have one {name} header, got {len(headers.getlist(name))}")
+        host = headers.get("host", "").lower()
+        if self.hosts is not None and name_in_host(host) not in self.hosts:
             message = f"the Host header is {host!r:.100}, and this server answers to {', '.join(sorted(self.hosts))}"
             raise RefusalError(403, message, code="host_not_allowed")
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        is_own = origin.lower() in ("", f"http://{host}", f"https://{host}")
-        if not is_own and origin not in self.origins:
+        origin = headers.get("origin", "").lower()
+        is_own = origin in ("", f"http://{host}", f"https://{host}")
+        if not is_own and self.origins.isdisjoint((origin, EVERY)):
             message = f"pages of {origin!r:.100} may not use this server; start it with --allow-origin to permit them"
             raise RefusalError(403, message, code="origin_not_allowed")
-        if self.authorization is None or scope["path"] in OPEN:
+        if self.api_key is None or scope["path"] in OPEN:
             return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self.authorization):
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(key.strip(" ").encode("latin-1"), self.api_key)
+        if scheme.lower() != "bearer" or not is_right:
             message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
             raise RefusalError(401, message, code="invalid_api_key")
 
 
-def _without_port(host: str) -> str:
-    """Return the name in a Host header; an address of IPv6 has colons of its own, in brackets."""
-    if host.endswith("]"):
-        return host
-    return host.rpartition(":")[0] or host
+def name_in_host(host: str) -> str:
+    """Return the name or address in a Host header, or in an option, as ``Guard`` compares it.
+
+    A port is left out. An address of IPv6 has colons of its own, so brackets are around it.
+    """
+    name = host.lower()
+    if name.count(":") > 1 and not name.startswith("["):
+        return f"[{name}]"
+    if name.endswith("]"):
+        return name
+    return name.rpartition(":")[0] or name
+
+
+def origin_of(origin: str) -> str:
+    """Return an origin that may call the server, as browsers write it in an Origin header.
+
+    Raises:
+        ConfigError: if it is no origin.
+    """
+    name = origin.lower().rstrip("/")
+    if name not in (EVERY, "null") and not ORIGIN.fullmatch(name):
+        message = f"must be '{EVERY}', or a scheme and a host as https://example.org, got {origin!r}"
+        raise ConfigError(message, argument="allowed_origins")
+    for scheme, port in USUAL_PORTS.items():
+        if name.startswith(scheme):
+            name = name.removesuffix(port)
+    return name
 
 
 async def _whole_body(receive: Receive) -> bytes:

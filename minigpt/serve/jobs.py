@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,14 @@ class EventChannel:
         self.fail(ClientDisconnect())
 
 
+class PlainCodec:
+    """A tokenizer whose text leaves out special tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.encode = tokenizer.encode
+        self.decode_bytes = partial(tokenizer.decode_bytes, skip_special_tokens=True)
+
+
 @dataclasses.dataclass(eq=False)
 class RequestRow(Row):
     """One of a request's texts.
@@ -102,6 +111,8 @@ class RequestRow(Row):
         """Become the text of this number of a request, and report what it asks for."""
         self.job = job
         self.index = index
+        if job.body.skip_special_tokens and self.tokenizer is not None:
+            self.tokenizer = PlainCodec(self.tokenizer)
         if job.body.logprobs is None:
             return
         self.may_draft = False  # log-probabilities need the logits of each token

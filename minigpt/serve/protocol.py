@@ -137,10 +137,10 @@ def _with_ids(biases: dict[str, Any]) -> dict[str | int, Any]:
 
 # Fields of OpenAI's and vLLM's completions that this server does not have, with the values that ask for what it does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "suffix": ("",), "top_k": (-1, 0), "use_beam_search": (False,), "length_penalty": (1,),
-    "stop_token_ids": ([],), "include_stop_str_in_output": (False,), "skip_special_tokens": (False,),
-    "spaces_between_special_tokens": (True,), "return_tokens_as_token_ids": (False,), "return_token_ids": (False,),
-    "priority": (0,),
+    "suffix": ("",), "top_k": (-1, 0), "use_beam_search": (False,), "length_penalty": (1,), "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,), "spaces_between_special_tokens": (True,), "add_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "return_token_strs": (False,),
+    "response_format": ({"type": "text"},), "bad_words": ([],), "detokenize": (True,), "priority": (0,),
 }  # fmt: skip
 
 
@@ -158,6 +158,8 @@ class Body(BaseModel):
         for name, value in fields.items():
             if value is not None and value not in NEUTRAL.get(name, ()):
                 kept[name] = value
+        if kept.get("best_of") == kept.get("n", 1):  # the best n of n texts are all of them
+            kept.pop("best_of", None)
         return kept
 
 
@@ -222,6 +224,7 @@ class CompletionRequest(Sampling):
         None, ge=0, le=100, description="How many of the likeliest tokens to report at each token."
     )
     echo: bool = Field(False, description="Let the text begin with the prompt.")
+    skip_special_tokens: bool = Field(False, description="Leave special tokens out of texts, as <|endoftext|>.")
     user: str = ""
 
 
@@ -295,6 +298,8 @@ class Answer:
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.token_text = token_text
+        first = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+        self._is_of_ids = not isinstance(first, str)
         self.totals = [0] * (len(prompts) * body.n)  # new tokens of each text
         self._offsets = [0] * len(self.totals)  # where the next token of each text begins, in characters
         self._characters = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in self.totals]
@@ -325,37 +330,49 @@ class Answer:
         is_first = not self.totals[event.number]
         self.totals[event.number] = event.total
         text = event.text
+        offsets: list[int] = []
         if self.body.echo and is_first:
-            text = self._prompt_text(event.number // self.body.n) + text
+            prompt = self._prompt_of(event.number)
+            text = prompt + text
+            if self.body.logprobs is not None and not self._is_of_ids:
+                offsets = self.tokenizer.offsets(prompt) or [0]  # of the token that stands for an empty text
+                self._offsets[event.number] = len(prompt)
         logprobs = None
         if self.body.logprobs is not None:
-            logprobs = await self._logprobs(event)
+            logprobs = await self._logprobs(event, offsets)
         return {"index": event.number, "text": text, "finish_reason": REASONS[event.end], "logprobs": logprobs}
 
-    def _prompt_text(self, number: int) -> str:
-        prompt = self.body.prompt
-        if not isinstance(prompt, str):
-            prompt = prompt[number]
+    def _prompt_of(self, number: int) -> str:
+        """Return the prompt of the text of this number: as it came, or the text of its ids."""
+        prompt: Any = self.body.prompt
         if isinstance(prompt, str):
             return prompt
-        return self.tokenizer.decode(self.prompts[number])
+        if self._is_of_ids:
+            ids = self.prompts[number // self.body.n]
+            return self.tokenizer.decode(ids, skip_special_tokens=self.body.skip_special_tokens)
+        return prompt[number // self.body.n]
 
-    async def _logprobs(self, event: TextEvent) -> dict[str, list[Any]]:
-        """Return the log-probabilities of an event's tokens. Other requests get their turn meanwhile."""
+    async def _logprobs(self, event: TextEvent, offsets: list[int]) -> dict[str, list[Any]]:
+        """Return the log-probabilities of an event's tokens. Other requests get their turn meanwhile.
+
+        Args:
+            offsets: where the event's first tokens begin in the text; those after them begin where the text ends.
+        """
         texts: list[str] = []
         logprobs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
         characters = self._characters[event.number]
+        known = len(offsets)
         for number, token in enumerate(event.tokens):
             if number % TOKENS_AT_ONCE == TOKENS_AT_ONCE - 1:
                 await asyncio.sleep(0)
             texts.append(self.token_text(token.id))
             logprobs.append(token.logprob)
             tops.append(self._top(token))
-            offsets.append(self._offsets[event.number])
-            added = characters.decode(self.tokenizer.decode_bytes([token.id]))
-            self._offsets[event.number] += len(added)
+            if number >= known:
+                offsets.append(self._offsets[event.number])
+                data = self.tokenizer.decode_bytes([token.id], skip_special_tokens=self.body.skip_special_tokens)
+                self._offsets[event.number] += len(characters.decode(data))
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _top(self, token: Token) -> dict[str, float] | None:

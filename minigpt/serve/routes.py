@@ -23,7 +23,7 @@ from starlette.routing import Route
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
 from minigpt.serve import protocol
-from minigpt.serve.guard import Guard
+from minigpt.serve.guard import EVERY, Guard, origin_of
 from minigpt.serve.jobs import Comparison, Job, RequestRow
 from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, refusal_of, settings_of
 from minigpt.serve.scheduler import Scheduler
@@ -50,11 +50,13 @@ def build_app(
         await asyncio.to_thread(scheduler.stop)
 
     scheduler = endpoints.scheduler
-    guard = Middleware(Guard, scheduler=scheduler, api_key=api_key, hosts=allowed_hosts, origins=allowed_origins)
-    middleware = [guard]
-    if allowed_origins:  # first, so that the other pages can read errors too
-        every = ["*"]
-        cors = Middleware(CORSMiddleware, allow_origins=allowed_origins, allow_methods=every, allow_headers=every)
+    origins = [origin_of(origin) for origin in allowed_origins]
+    middleware = [Middleware(Guard, scheduler=scheduler, api_key=api_key, hosts=allowed_hosts, origins=origins)]
+    if origins:  # first, so that the other pages can read errors too
+        every = [EVERY]
+        cors = Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every, allow_private_network=True
+        )
         middleware.insert(0, cors)
     errors: Any = dict.fromkeys((RequestValidationError, HTTPException, Exception), _refuse)
     app = FastAPI(
@@ -83,7 +85,9 @@ def build_app(
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    return refusal_of(error).response()
+    response = refusal_of(error).response()
+    response.headers.update(getattr(error, "headers", None) or {})  # the methods that a path takes
+    return response
 
 
 class Endpoints:
@@ -234,7 +238,7 @@ class Endpoints:
         seed = settings.seed
         if seed is not None:
             seed += index
-        return RequestRow(list(ids), settings, settings.end_ids(model.config), self.tokenizer, prompt, copy, seed)
+        return RequestRow(list(ids), settings, settings.end_ids(model), self.tokenizer, prompt, copy, seed)
 
     def _token_text(self, id: int) -> str:
         """Return the text of one token, or its bytes if they are not whole characters."""

@@ -8,25 +8,30 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minigpt.errors import ConfigError
 from minigpt.serve.protocol import RefusalError
 
 SEND_SECONDS = 30  # for a client to send the head of a request, and to send its body
 READ_SECONDS = 30  # for a client to take data, once the buffers of its system are full
-MAX_HEAD = 2**16  # bytes that are received of the head of a request
-MAX_RECEIVED = 2**26  # and of its body, of which the guard accepts less
+MAX_HEAD = 2**16  # bytes of the head of a request
+MAX_RECEIVED = 2**26  # bytes that are received of its body, of which the guard accepts less
 MAX_CONNECTIONS = 1024  # at a time
 OVERLOADED = "this server answers as many requests at a time as it can; try again in a moment"
 
 
-class Connection(HttpToolsProtocol):
+class Connection(H11Protocol):
     """A connection whose client must send in time. Where there are too many, those that wait for their clients close.
+
+    uvicorn's h11 protocol ignores an offer of HTTP/2, keeps its body, and sends no chunks to an HTTP/1.0 client.
+    Its httptools protocol does neither.
 
     Attributes:
         waiting_since: when the connection began to wait for the next part of a request; None while it answers one.
@@ -38,8 +43,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.waiting_since = self.loop.time()
-        self.room = MAX_HEAD
+        self._part: Any = None
+        self._note_part()
         self._timer = self.loop.call_later(1, self._watch)
         if len(self.connections) > MAX_CONNECTIONS:
             self._make_room()
@@ -54,21 +59,22 @@ class Connection(HttpToolsProtocol):
         if self.room < 0:
             self.transport.close()
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self.waiting_since = self.loop.time()
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._note_part()
+
+    def _should_upgrade(self) -> bool:
+        return False  # and no warning: Java's client offers HTTP/2 with every request
+
+    def _note_part(self) -> None:
+        """Note when the connection begins to wait for another part of a request: its head or its body."""
+        part = self.conn.their_state, self.cycle
+        if part == self._part:
+            return
+        self._part = part
         self.room = MAX_RECEIVED
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self.room = MAX_HEAD
-        if not self.cycle.response_complete:  # an error may be sent before the body is complete
-            self.waiting_since = None
-
-    def on_response_complete(self) -> None:
-        if not self.pipeline:
-            self.waiting_since = self.loop.time()
-        super().on_response_complete()
+        is_waiting = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        self.waiting_since = self.loop.time() if is_waiting else None
 
     def _watch(self) -> None:
         if self.waiting_since is not None and self.loop.time() - self.waiting_since > SEND_SECONDS:
@@ -85,6 +91,16 @@ class Connection(HttpToolsProtocol):
             longest.transport.abort()
         else:
             self.app = _answer_overloaded
+
+
+class Server(uvicorn.Server):
+    """A server that cancels the requests in progress at a second Ctrl-C, so that their clients are told at once."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            for task in self.server_state.tasks.copy():
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        self.should_exit = True
 
 
 async def _answer_overloaded(scope: Any, receive: Any, send: Any) -> None:
@@ -121,8 +137,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def run(app: ASGIApp, listening: socket.socket, grace: int, ready: str) -> None:
-    """Print ``ready``, and serve until SIGTERM or SIGINT. Then end the process, with status 0.
+def server_of(app: ASGIApp, grace: int) -> Server:
+    """Return a server of the application.
 
     Args:
         grace: seconds that requests in progress get. After that their tasks are cancelled, and the app answers them.
@@ -132,11 +148,16 @@ def run(app: ASGIApp, listening: socket.socket, grace: int, ready: str) -> None:
         with suppress(asyncio.CancelledError):  # uvicorn would log it as an error of the app
             await app(scope, receive, send)
 
-    server = uvicorn.Server(uvicorn.Config(
+    return Server(uvicorn.Config(
         uncancelled, http=Connection, ws="none", lifespan="on", log_level="warning", access_log=False,
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=grace,
+        h11_max_incomplete_event_size=MAX_HEAD,
     ))  # fmt: skip
-    for number in (signal.SIGTERM, signal.SIGINT):  # until uvicorn has its own handlers, and when it raises them again
+
+
+def run(server: Server, listening: socket.socket, ready: str) -> None:
+    """Print ``ready``, and serve until SIGTERM or SIGINT. Then end the process, with status 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # before and after the server has its own handlers
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     print(ready, flush=True)
     server.run(sockets=[listening])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoints import tiny_bpe
 from helpers import small_model
+from tokenizers import normalizers, pre_tokenizers, processors
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
@@ -193,7 +194,8 @@ LOAD_GENERATORS: dict[str, dict[str, Any]] = {
     "guidellm": {"stop": None, "ignore_eos": True},
     "vllm bench serve": {"repetition_penalty": 1.0, "ignore_eos": True, "logprobs": None, "top_k": -1, "best_of": 1},
     "vllm": {"min_tokens": 9, "n": 1, "top_k": 0, "eos_token_id": [], "stop_token_ids": [], "use_beam_search": False,
-             "guided_json": None, "spaces_between_special_tokens": True, "priority": 0, "logit_bias": {}},
+             "guided_json": None, "spaces_between_special_tokens": True, "priority": 0, "logit_bias": {},
+             "skip_special_tokens": True, "add_special_tokens": True, "response_format": {"type": "text"}},
 }  # fmt: skip
 
 
@@ -206,6 +208,45 @@ def test_load_generators_get_the_tokens_that_they_ask_for(client: Client, name: 
     assert counts == sorted(counts)
     assert counts[-1] == last["usage"]["completion_tokens"] == 18
     assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]].count("length") == 2
+
+
+def test_the_best_n_of_n_texts_are_all_of_them(client: Client) -> None:
+    for fields in ({"n": 2}, {}, {"n": None}):
+        expected = client.complete(seed=1, **fields).json()["choices"]
+        best_of = fields.get("n") or 1
+        assert client.complete(seed=1, best_of=best_of, **fields).json()["choices"] == expected
+
+
+def test_every_seed_of_64_bits_draws(client: Client) -> None:
+    texts = {}
+    for seed in (-(2**63) + 5, -1, 0, 2**63 - 3):
+        texts[seed], again = (client.complete(seed=seed, n=2).json()["choices"] for _ in range(2))
+        assert texts[seed] == again
+    assert len({str(choices) for choices in texts.values()}) == 4
+
+
+def test_special_tokens_are_left_out_where_that_is_asked_for(client: Client) -> None:
+    end = TOKENIZER.eos_token_id
+    body = {"max_tokens": 6, "eos_token_id": [], "logit_bias": {str(end): 100}, "echo": True, "logprobs": 1}
+    for prompt, shown in (([end, 65], TOKENIZER.decode([65])), ("a<|endoftext|>b", "a<|endoftext|>b")):
+        plain = client.complete(prompt, **body).json()["choices"][0]
+        skipped = client.complete(prompt, skip_special_tokens=True, **body).json()["choices"][0]
+        assert plain["text"].endswith("<|endoftext|>" * 6)
+        assert skipped["text"] == shown
+        assert skipped["logprobs"]["tokens"] == plain["logprobs"]["tokens"]
+        assert skipped["logprobs"]["text_offset"][-6:] == [len(shown)] * 6
+
+
+def test_a_text_ends_where_generation_config_says() -> None:
+    model = copy.deepcopy(MODEL)
+    prompt = torch.tensor([TOKENIZER.encode("the dog")])
+    end = generate(MODEL, prompt, max_new_tokens=9, eos_token_id=None)[0, -3].item()
+    model.generation_fields = {"eos_token_id": [299, end]}
+    with serving({"demo": model}) as client:
+        choice = client.complete(temperature=0, max_tokens=9, logprobs=0).json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert end not in model.config.eos_token_ids
+        assert generate(model, prompt, max_new_tokens=9)[0, -1] == end
 
 
 def test_min_tokens_holds_an_end_back(client: Client) -> None:
@@ -235,6 +276,36 @@ def test_echo_with_logprobs_gives_those_of_the_prompt(client: Client, max_tokens
         if not logprobs["tokens"][i].startswith("bytes:") and whole[i] not in (7, 20, 33, 150):
             assert choice["text"][offset:].startswith(logprobs["tokens"][i])
     assert answer["usage"]["completion_tokens"] == len(whole) - len(ids)
+
+
+def test_offsets_count_into_the_text_whatever_the_tokenizer_adds() -> None:
+    """A first token, a first space, letters that are composed, and spaces that are no part of a token's place."""
+    backend = tiny_bpe(300)
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    around = processors.TemplateProcessing("<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)])
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), around])
+    tokenizer = Tokenizer(backend)
+    text = "the cafe\u0301 the  dog"
+    app = minigpt.serve.app({"demo": MODEL}, tokenizer=tokenizer)
+    fields = {"max_tokens": 2, "eos_token_id": [], "logit_bias": {"68": 100}, "echo": True, "logprobs": 0}
+    transport = httpx.ASGITransport(app=app)
+
+    async def ask(prompt: Any) -> Any:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as http:
+            answer = await http.post("/v1/completions", json={"model": "demo", "prompt": prompt, **fields})
+            return answer.json()["choices"][0]
+
+    choice = asyncio.run(ask(text))
+    app.state.scheduler.stop()
+    new = TOKENIZER.decode([68])
+    assert choice["text"] == text + 2 * new
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets[:2] == [0, 0]
+    assert offsets[-3:] == [len(text), len(text), len(text) + 1]
+    for token, begin in zip(choice["logprobs"]["tokens"][2:-3], offsets[2:-3], strict=True):
+        if token.isascii() and not token.startswith("bytes:"):
+            assert text[begin:].startswith(token)
 
 
 def test_a_stream_says_the_same_as_a_whole_answer(client: Client) -> None:
@@ -277,7 +348,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "settings that contradict": ({"min_new_tokens": 5, "max_tokens": 3}, "min_new_tokens"),
     "more tokens at least than at most": ({"min_tokens": 5, "max_tokens": 3}, "min_tokens"),
     "the best of three": ({"best_of": 3}, "best_of"),
-    "a text without special tokens": ({"skip_special_tokens": True}, "skip_special_tokens"),
+    "two, and the best of one": ({"best_of": 1, "n": 2}, "best_of"),
+    "a seed beyond 64 bits": ({"seed": 2**63}, "seed"),
+    "JSON that a schema describes": ({"response_format": {"type": "json_object"}}, "response_format"),
     "log-probabilities of prompts": (
         {"prompt": [[5] * 50] * 250, "echo": True, "logprobs": 100, "max_tokens": 0}, "logprobs"),
     "log-probabilities of many texts": (
@@ -307,7 +380,9 @@ def test_other_bodies_paths_and_methods_are_refused_with_error_objects(client: C
     assert "Content-Type" in error_of(client.post("/v1/completions", body), 400)["message"]
     assert "/v1/completions" in error_of(client.post("/v1/chat/completions", {"model": "demo"}), 404)["message"]
     error_of(client.get("/etc/passwd"), 404)
-    error_of(client.get("/v1/completions"), 405)
+    wrong = client.get("/v1/completions")
+    error_of(wrong, 405)
+    assert wrong.headers["allow"] == "POST"
     error_of(client.get("/v1/models/nobody"), 404)
 
     async def parts() -> Any:  # of a length that is not announced
@@ -323,7 +398,10 @@ def test_a_key_is_asked_for() -> None:
         for headers in wrong:
             assert error_of(client.get("/v1/models", headers=headers), 401)["code"] == "invalid_api_key"
             error_of(client.get("/metrics", headers=headers), 401)
-        assert client.get("/v1/models", headers={"Authorization": "Bearer right"}).status_code == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert client.get("/v1/models", headers={"Authorization": f"{scheme} right"}).status_code == 200
+        twice = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer right")]
+        error_of(client.get("/v1/models", headers=twice), 400)
         assert client.get("/health").json() == {"status": "ok"}
 
 
@@ -343,6 +421,57 @@ def test_hosts_and_origins_elsewhere_are_refused() -> None:
         answer = client.get("/v1/models/nobody", headers={"Origin": "https://good.example"})
         assert answer.headers["access-control-allow-origin"] == "https://good.example"
         error_of(client.get("/v1/models", headers={"Origin": "https://evil.example"}), 403)
+
+
+ORIGINS = {
+    "*": "https://any.example", "https://good.example/": "https://good.example", "HTTPS://Good.example": "https://good.example",
+    "https://good.example:443": "https://good.example", "http://good.example:80/": "http://good.example",
+    "http://good.example:8000": "http://good.example:8000", "null": "null", "tauri://localhost": "tauri://localhost",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("allowed", ORIGINS)
+def test_an_origin_is_allowed_however_it_is_written(allowed: str) -> None:
+    with serving(allowed_origins=[allowed]) as client:
+        headers = {"Origin": ORIGINS[allowed]}
+        answer = client.post("/tokenize", {"prompt": "a"}, headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] in ("*", ORIGINS[allowed])
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Private-Network": "true"}
+        preflight = client.ask_all(lambda http: http.options("/tokenize", headers=headers | asked))[0]
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-private-network"] == "true"
+        if allowed != "*":
+            error_of(client.get("/v1/models", headers={"Origin": "https://evil.example"}), 403)
+
+
+@pytest.mark.parametrize("origin", ["good.example", "https://good.example/page", "https://", "https://*.good.example"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(minigpt.ConfigError, match="allowed_origins must be"):
+        Client(allowed_origins=[origin])
+
+
+@pytest.mark.parametrize("host", ["Good.example", "good.example:8000", "*"])
+def test_a_host_is_allowed_however_it_is_written(host: str) -> None:
+    with serving(allowed_hosts=[host]) as client:
+        for name in ("good.example", "GOOD.example:80"):
+            assert client.get("/health", headers={"Host": name}).status_code == 200
+        status = client.get("/health", headers={"Host": "evil.example"}).status_code
+        assert status == (200 if host == "*" else 403)
+
+
+def test_an_address_of_ipv6_needs_no_brackets_as_an_option() -> None:
+    with serving(allowed_hosts=["fd00::5"]) as client:
+        assert client.get("/health", headers={"Host": "[fd00::5]:8000"}).status_code == 200
+
+
+def test_a_header_that_comes_twice_is_refused() -> None:
+    """A proxy may read the other one."""
+    with serving() as client:
+        for name, values in {"Host": ("127.0.0.1", "evil.example"), "Origin": ("http://127.0.0.1", "null")}.items():
+            for pair in (values, values[::-1]):
+                headers = [(name, value) for value in pair]
+                error_of(client.get("/health", headers=headers), 400)
 
 
 def test_tokens_come_and_go(client: Client) -> None:

@@ -156,3 +156,20 @@ def test_a_signal_is_never_lost() -> None:
             time.sleep(pause)
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(20) == 0
+
+
+def test_a_second_ctrl_c_tells_every_client_at_once(tmp_path: Path) -> None:
+    norm, log = slow_norm(tmp_path, 0.01), tmp_path / "log"
+    with log.open("w") as stderr, live("--norm", norm, stderr=stderr) as server, ThreadPoolExecutor(3) as pool:
+        post = partial(httpx.post, f"{server.url}/v1/completions", timeout=60)
+        pending = [pool.submit(post, json=body(max_tokens=250, stream=stream)) for stream in (True, False, False)]
+        while not written(server)[0]:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert server.process.wait(5) == 0
+        answers = [each.result() for each in pending]
+    assert ["shutting_down" in answer.text for answer in answers] == [True] * 3
+    assert not log.read_text()
