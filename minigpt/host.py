@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -494,6 +493,6 @@ def exact_norm(
     weight = None if weight is None else weight.double()
     bias = None if bias is None else bias.double()
     if kind == "layer_norm":
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    y = F.rms_norm(x, x.shape[-1:], weight, eps)
+        return torch.layer_norm(x, x.shape[-1:], weight, bias, eps)  # a process may have replaced F.layer_norm
+    y = torch.rms_norm(x, x.shape[-1:], weight, eps)
     return y if bias is None else y + bias

@@ -162,5 +162,6 @@ def check_network(truth: Truth, network: Network, text: Text) -> None:
     sums.add(network.logits((), text) - text.truth)
     if sums.rms > SAME * max(truth.floor.prompts.rms, 1e-9 * truth.floor.prompts.scale):
         raise DiagnosisError(
-            f"The diagnosis needs the original as it was read, and {truth.facts.place} holds another model now"
+            f"The diagnosis needs the original as it was read, and {truth.facts.place}, as this process computes it, "
+            "is another model"
         )

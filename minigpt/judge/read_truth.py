@@ -21,6 +21,7 @@ from minigpt.judge.gradients import relative_errors
 from minigpt.judge.kept import KeptReadings
 from minigpt.judge.measured import Floor, Measures, measure
 from minigpt.judge.measures import Distance
+from minigpt.judge.own_code import require_own_code
 from minigpt.judge.perplexity import windows_of
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
@@ -148,6 +149,7 @@ def _read_rounded(
         The facts that are known now; the prompts with what was written after them; the outputs.
     """
     reference = Reference.of(facts, tensors=tensors)
+    require_own_code(reference.model)
     host = reference.host
     kept = reference.kept(facts.dtype)
     prompts, decoded = reference.write(texts.ids, most, facts.shape.eos_token_ids)
