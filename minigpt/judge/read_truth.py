@@ -5,7 +5,7 @@ T tokens, V vocabulary, C embedding.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,14 +15,12 @@ from torch import Tensor
 from minigpt.checkpoint.contents import unchanged
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
-from minigpt.judge.finite import NotFiniteError, explain, require_finite, require_finite_gradients
 from minigpt.judge.gpt2 import OurRunner
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.kept import KeptReadings
 from minigpt.judge.measured import Floor, Measures, measure
 from minigpt.judge.measures import Distance
 from minigpt.judge.own_code import require_own_code
-from minigpt.judge.perplexity import windows_of
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read
@@ -74,14 +72,9 @@ def read_truth(
             cannot be trusted.
     """
     with judging(), unchanged(facts.place, facts.state):
-        try:
-            truth = _read(facts, tensors, texts, most, gradients, say)
-            require_low_floors(truth)
-            return truth
-        except NotFiniteError as error:
-            overflow = error.overflow
-        # The model that overflowed is freed here.
-        raise explain(overflow, facts)
+        truth = _read(facts, tensors, texts, most, gradients, say)
+        require_low_floors(truth)
+        return truth
 
 
 def _read(
@@ -154,17 +147,17 @@ def _read_rounded(
     kept = reference.kept(facts.dtype)
     prompts, decoded = reference.write(texts.ids, most, facts.shape.eos_token_ids)
     count = len(prompts) + len(texts.windows)
-    readings, places = _read_prompts(reference, prompts, decoded, say, count)
+    readings, places = _read_prompts(reference, facts, prompts, decoded, say, count)
     windows = say.each(reference.logits_of_all(texts.windows), count, first=len(prompts) + 1)
     for number, reading in enumerate(windows):
-        require_finite(f"the logits of window {number}", texts.windows[number].ids, [reading.logits])
+        require_finite(facts.dtype, f"window {number}", {"the logits": reading.logits})
         readings.append(reading)
     losses = None if reference.is_gpt2 else _losses(reference, facts, texts.file_ids)
     gradients = None
     if with_gradients:
         of_gradients = gradient_texts(prompts, texts.windows)
         gradients = reference.gradients(of_gradients)
-        require_finite_gradients(gradients, of_gradients)
+        require_finite(facts.dtype, "the gradients", gradients)
     other_dtypes: dict[str, list[Tensor]] = {}
     if reference.is_gpt2:
         say("transformers in other dtypes")
@@ -182,21 +175,19 @@ def _read_rounded(
 
 
 def _read_prompts(
-    reference: Reference, prompts: Sequence[Sample], decoded: Sequence[Tensor], say: Steps, count: int
+    reference: Reference, facts: CheckpointFacts, prompts: list[Sample], decoded: list[Tensor], say: Steps, count: int
 ) -> tuple[list[Reading], list[str]]:
     """Return what transformers computes of each prompt, and the places in the order of the data.
 
     Of prompts for which there is no room, the logits alone are returned.
     """
-    room = MOST_STREAM // max(1, len(reference.host.sites) * reference.shape.n_embd)
+    room = MOST_STREAM // max(1, len(reference.host.sites) * facts.shape.n_embd)
     readings, places = list[Reading](), list[str]()
     for number, reading in enumerate(say.each(read(reference, prompts), count)):
-        ids = prompts[number].ids
-        tensors = [reading.logits, *reading.outputs.values()]
-        require_finite(f"the outputs of prompt {number}", ids, tensors)
-        require_finite(f"the logits of prompt {number}, token by token,", ids, [decoded[number]])
+        require_finite(facts.dtype, f"prompt {number}", {**reading.outputs, "the logits": reading.logits})
+        require_finite(facts.dtype, f"prompt {number}, token by token", {"the logits": decoded[number]})
         places = [*reading.outputs]
-        room -= len(ids)
+        room -= len(prompts[number].ids)
         outputs: dict[str, Tensor] = {}
         if room >= 0:  # a copy, so that the texts that were read with this one are freed
             outputs = {place: y.clone() for place, y in reading.outputs.items()}
@@ -208,13 +199,11 @@ def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scor
     """Return tokens and loss of each window of the whole text file.
 
     Raises:
-        NotFiniteError: if a window's logits hold NaN.
+        MiniGPTError: if a window's logits hold NaN.
     """
     losses = runner.window_losses(ids) or []
-    windows = windows_of(len(ids), facts.shape.window)
-    for number, (row, window) in enumerate(zip(losses, windows, strict=True)):
-        start, _, end = window
-        require_finite(f"the logits of window {number}", ids[start:end], [torch.tensor(row.loss)])
+    for number, row in enumerate(losses):
+        require_finite(facts.dtype, f"window {number}", {"the logits": torch.tensor(row.loss)})
     return losses
 
 
@@ -260,6 +249,21 @@ def _kept(
     for sample, reading in zip(windows, reference.logits_of_all(windows), strict=True):
         kept.keep(sample, Reading(reading.logits.to(_narrow(facts), copy=True)))
         yield reading
+
+
+def require_finite(dtype: torch.dtype, text: str, outputs: Mapping[str, Tensor]) -> None:
+    """Check what transformers computes of a text, by the names of norms and blocks in the order of the data.
+
+    Raises:
+        MiniGPTError: if a tensor holds NaN or infinity.
+    """
+    wider = "bfloat16" if dtype == torch.float16 else "float64"
+    for place, output in outputs.items():
+        if output.numel() and not torch.stack(output.aminmax()).isfinite().all():  # a NaN is both
+            raise MiniGPTError(
+                f"transformers itself is not finite at {dtype_name(dtype)}: NaN or infinity in {text}, first in "
+                f"{place}; try {wider}, unless the checkpoint's weights hold NaN"
+            )
 
 
 def require_low_floors(truth: Truth) -> None:
