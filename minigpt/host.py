@@ -18,15 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from minigpt.config import GPT2_TYPES
+from minigpt.norms.formulas import exact_norm, ways_of_rounding
 from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import device_of, is_sharded, plain_copy, values_of
 from minigpt.shape import Shape
 
-BELOW_FLOAT64 = (torch.float32, torch.float16, torch.bfloat16)
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
 OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
@@ -312,27 +311,6 @@ def _takes_one_input(forward: Callable[..., Any]) -> bool:
     return True
 
 
-class Float64(TorchFunctionMode):
-    """Computes in float64 in the block what a float64 model asks to compute in a narrower dtype.
-
-    RMSNorms, softmaxes and rotary embeddings of transformers cast to float32 whatever the dtype of the model.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
-            return args[0].double()
-        options = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_widened, args), **options)
-
-
-def _widened(argument: Any) -> Any:
-    if isinstance(argument, torch.dtype) and argument in BELOW_FLOAT64:
-        return torch.float64
-    return argument
-
-
 def norm_sites(model: nn.Module) -> dict[str, NormSite]:
     """Return what the norms of a model compute, by their paths.
 
@@ -462,7 +440,7 @@ def _rounds(
         y = _output(norm, tensors, rows)
     except Exception:  # foreign code may raise anything
         return None
-    row = exact_norm(rows, kind, None, None, eps)
+    row = exact_norm(rows, kind, eps=eps)
     for way, rounded in ways_of_rounding(row, scale, torch.bfloat16).items():
         differing = (y != rounded).sum()
         if 50 * differing <= y.numel():
@@ -470,29 +448,7 @@ def _rounds(
     return "other"
 
 
-def ways_of_rounding(
-    row: Float[Tensor, "*dims embd"], scale: Float[Tensor, " embd"], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Return a row in float64 times its scale, rounded to ``dtype`` in the ways that ``NormSite.rounds`` names."""
-    once = row * scale
-    twice = row.to(dtype).double() * scale
-    return {"once": once.to(dtype), "row": twice.to(dtype)}
-
-
 def _on_cpu(x: Tensor) -> Tensor:
     """Return a tensor on the CPU, in float32 if it has a floating dtype; zeros for one without values."""
     x = torch.zeros_like(x, device="cpu") if x.is_meta else x.detach().to("cpu", copy=True)
     return x.float() if x.is_floating_point() else x
-
-
-def exact_norm(
-    x: Float[Tensor, "*dims embd"], kind: str, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Float[Tensor, "*dims embd"]:
-    """Return the norm of a kind, in float64."""
-    x = x.double()
-    weight = None if weight is None else weight.double()
-    bias = None if bias is None else bias.double()
-    if kind == "layer_norm":
-        return torch.layer_norm(x, x.shape[-1:], weight, bias, eps)  # a process may have replaced F.layer_norm
-    y = torch.rms_norm(x, x.shape[-1:], weight, eps)
-    return y if bias is None else y + bias

@@ -13,6 +13,7 @@ from minigpt.choices import DTYPE_NAMES, check_option
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 HALVES = (torch.bfloat16, torch.float16)
+BELOW_FLOAT64 = (torch.float32, torch.float16, torch.bfloat16)
 PRODUCTS = (F.linear, torch.addmm, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm)
 _backends: Any = torch.backends
 _PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
@@ -92,3 +93,24 @@ def _may_widen(argument: Any) -> bool:
 
 def _wide(argument: Any) -> Any:
     return argument.float() if isinstance(argument, Tensor) else argument
+
+
+class Float64(TorchFunctionMode):
+    """Computes in float64 in the block what a float64 model asks to compute in a narrower dtype.
+
+    RMSNorms, softmaxes and rotary embeddings of transformers cast to float32 whatever the dtype of the model.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            return args[0].double()
+        options = {name: _in_float64(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_in_float64, args), **options)
+
+
+def _in_float64(argument: Any) -> Any:
+    if isinstance(argument, torch.dtype) and argument in BELOW_FLOAT64:
+        return torch.float64
+    return argument

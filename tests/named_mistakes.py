@@ -65,61 +65,66 @@ def absolute_deviation(x: Tensor) -> Tensor:
     return mean((x - mean(x)).abs())
 
 
-DIMENSION = "normalizes over the wrong dimension: over {} of a (batch, sequence, width) input"
-NEITHER = "(it is neither a LayerNorm nor an RMSNorm)"
+DIMENSION = "statistics over {} in place of the width"
+NEITHER = "(neither a LayerNorm nor an RMSNorm)"
 FORWARDS: dict[str, Forward] = {
     DIMENSION.format("the sequence"): over(lambda x: -2),
     DIMENSION.format("the batch"): over(lambda x: 0),
     DIMENSION.format("batch and sequence"): over(lambda x: tuple(range(x.ndim - 1))),
     DIMENSION.format("sequence and width together"): over(lambda x: (-2, -1)),
     DIMENSION.format("the whole input"): over(lambda x: None),
-    "the mean is not subtracted (it is an RMSNorm)": of_row(lambda x, eps: F.rms_norm(x, x.shape[-1:], eps=eps)),
-    f"the mean is subtracted in the variance and not from the row {NEITHER}": of_row(
+    "no mean subtracted (an RMSNorm)": of_row(lambda x, eps: F.rms_norm(x, x.shape[-1:], eps=eps)),
+    f"the mean subtracted in the variance and not from the row {NEITHER}": of_row(
         lambda x, eps: x / torch.sqrt(variance(x) + eps)
     ),
-    f"the mean is subtracted from the row and not in the variance {NEITHER}": of_row(
+    f"the mean subtracted from the row and not in the variance {NEITHER}": of_row(
         lambda x, eps: (x - mean(x)) / torch.sqrt(mean(x * x) + eps)
     ),
-    "the mean is subtracted twice": of_row(lambda x, eps: F.rms_norm(x - 2 * mean(x), x.shape[-1:], eps=eps)),
-    "variance divides by n - 1": of_row(lambda x, eps: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + eps)),
-    "it divides by the mean absolute deviation": of_row(
+    "the mean subtracted twice": of_row(lambda x, eps: F.rms_norm(x - 2 * mean(x), x.shape[-1:], eps=eps)),
+    "the variance divided by n - 1": of_row(lambda x, eps: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + eps)),
+    "the mean absolute deviation in place of the standard deviation": of_row(
         lambda x, eps: (x - mean(x)) / torch.sqrt(absolute_deviation(x) ** 2 + eps)
     ),
-    "it divides by the mean absolute deviation times sqrt(pi / 2)": of_row(
+    "the mean absolute deviation times sqrt(pi / 2) in place of the standard deviation": of_row(
         lambda x, eps: (x - mean(x)) / torch.sqrt((math.sqrt(math.pi / 2) * absolute_deviation(x)) ** 2 + eps)
     ),
-    "eps is added to the deviation, not to the variance": divided(lambda var, eps: var.sqrt() + eps),
-    "eps is a floor of the variance, max(var, eps), and not added": divided(lambda var, eps: var.clamp(min=eps).sqrt()),
-    "eps is a floor of the deviation, max(std, eps), and not added": divided(
+    "std + eps in place of sqrt(variance + eps)": divided(lambda var, eps: var.sqrt() + eps),
+    "the sum of squares in place of their mean": of_row(
+        lambda x, eps: (x - mean(x)) / torch.sqrt((x - mean(x)).square().sum(-1, keepdim=True) + eps)
+    ),
+    "no division by the deviation": of_row(lambda x, eps: x - mean(x)),
+    "eps as a floor of the variance, max(var, eps), and not added": divided(lambda var, eps: var.clamp(min=eps).sqrt()),
+    "eps as a floor of the deviation, max(std, eps), and not added": divided(
         lambda var, eps: var.sqrt().clamp(min=eps)
     ),
-    "eps is added twice, to the variance and to the deviation": divided(lambda var, eps: (var + eps).sqrt() + eps),
-    "it divides by the variance: a square root is missing": divided(lambda var, eps: var + eps),
-    "eps is left out": with_eps(0.0),
-    "eps looks like 0.001, not 1e-05": with_eps(1e-3),
-    "eps looks like 0.0001, not 1e-05": with_eps(1e-4),
-    "eps looks like 5e-06, not 1e-05": with_eps(5e-6),
-    "eps looks like 1e-06, not 1e-05": with_eps(1e-6),
-    "eps looks like 1e-07, not 1e-05": with_eps(1e-7),
-    "eps looks like 1e-08, not 1e-05": with_eps(1e-8),
-    "eps looks like 1e-12, not 1e-05": with_eps(1e-12),
-    "the shift is ignored": scaled(lambda row, scale, shift: row * scale),
-    "the scale is ignored": scaled(lambda row, scale, shift: row + shift),
-    "scale and shift are ignored": scaled(lambda row, scale, shift: row),
-    "scale and shift are exchanged": scaled(lambda row, scale, shift: row * shift + scale),
-    "it multiplies by 1 + scale": scaled(lambda row, scale, shift: row + row * scale + shift),
-    "the shift is added before the scale multiplies": scaled(lambda row, scale, shift: scale * (row + shift)),
-    "the scale is read one column too late": scaled(lambda row, scale, shift: row * scale.roll(-1) + shift),
-    "the scale is read one column too early": scaled(lambda row, scale, shift: row * scale.roll(1) + shift),
-    "the shift is read one column too late": scaled(lambda row, scale, shift: row * scale + shift.roll(-1)),
-    "the shift is read one column too early": scaled(lambda row, scale, shift: row * scale + shift.roll(1)),
+    "eps added twice, to the variance and to the deviation": divided(lambda var, eps: (var + eps).sqrt() + eps),
+    "the variance in place of the deviation: a square root is missing": divided(lambda var, eps: var + eps),
+    "no eps": with_eps(0.0),
+    "eps 0.001 in place of 1e-05": with_eps(1e-3),
+    "eps 0.0001 in place of 1e-05": with_eps(1e-4),
+    "eps 5e-06 in place of 1e-05": with_eps(5e-6),
+    "eps 1e-06 in place of 1e-05": with_eps(1e-6),
+    "eps 1e-07 in place of 1e-05": with_eps(1e-7),
+    "eps 1e-08 in place of 1e-05": with_eps(1e-8),
+    "eps 1e-12 in place of 1e-05": with_eps(1e-12),
+    "no shift": scaled(lambda row, scale, shift: row * scale),
+    "no scale": scaled(lambda row, scale, shift: row + shift),
+    "no scale and no shift": scaled(lambda row, scale, shift: row),
+    "scale and shift exchanged": scaled(lambda row, scale, shift: row * shift + scale),
+    "the scale as 1 + weight": scaled(lambda row, scale, shift: row + row * scale + shift),
+    "the scale as weight, not 1 + weight": scaled(lambda row, scale, shift: row * scale - row + shift),
+    "the shift added before the scale multiplies": scaled(lambda row, scale, shift: scale * (row + shift)),
+    "the scale read one column too late": scaled(lambda row, scale, shift: row * scale.roll(-1) + shift),
+    "the scale read one column too early": scaled(lambda row, scale, shift: row * scale.roll(1) + shift),
+    "the shift read one column too late": scaled(lambda row, scale, shift: row * scale + shift.roll(-1)),
+    "the shift read one column too early": scaled(lambda row, scale, shift: row * scale + shift.roll(1)),
 }
 RMS_FORWARDS: dict[str, Forward] = {
-    "it subtracts the mean (it is a LayerNorm)": of_row(lambda x, eps: F.layer_norm(x, x.shape[-1:], eps=eps)),
-    f"it divides by the deviation about the mean, which it does not subtract {NEITHER}": of_row(
+    "the mean subtracted (a LayerNorm)": of_row(lambda x, eps: F.layer_norm(x, x.shape[-1:], eps=eps)),
+    f"the deviation about the mean, which is not subtracted, in place of the RMS {NEITHER}": of_row(
         lambda x, eps: x / torch.sqrt(variance(x) + eps)
     ),
-    f"it subtracts the mean from the row and not in the mean square {NEITHER}": of_row(
+    f"the mean subtracted from the row and not in the mean square {NEITHER}": of_row(
         lambda x, eps: (x - mean(x)) / torch.sqrt(mean(x * x) + eps)
     ),
 }

@@ -107,8 +107,8 @@ FORMULAS: dict[Any, tuple[str, ...]] = {  # and how each of the diagnoses begins
     norm_of(openvino): (*map(PRODUCT.format, HALF_NAMES),),
     norm_of(flax): ("flax changes the dtype: bfloat16 rows with a float32 scale and shift come out in float32",),
     norm_of(simple_norm): (
-        "the mean is subtracted in the variance and not from the row (it is neither",
-        "variance divides by n - 1",
+        "the mean subtracted in the variance and not from the row (neither",
+        "the variance divided by n - 1",
     ),
     GammaOnly: (*ROW_ROUNDED,),
 }

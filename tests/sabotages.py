@@ -92,7 +92,7 @@ THREE_TIMES = [f"it rounds to {name} three times: its row, row * scale, and the 
 BATCH = "a row depends on its batch"
 mistake("EpsIgnored", IGNORED, row=lambda n, x: centred(x) / torch.sqrt(variance(x) + 1e-5))
 DividesByNMinusOne = mistake(
-    "DividesByNMinusOne", "variance divides by n - 1",
+    "DividesByNMinusOne", "the variance divided by n - 1",
     row=lambda n, x: centred(x) / torch.sqrt(by_n_minus_one(x) + n.eps),
 )  # fmt: skip
 HalfTheMean = mistake(
@@ -100,18 +100,18 @@ HalfTheMean = mistake(
     row=lambda n, x: (x - x.mean(-1, keepdim=True) / 2) / deviation(n, x),
 )  # fmt: skip
 mistake(
-    "FirstAttempt", "variance divides by n - 1", "eps is added to the deviation",
+    "FirstAttempt", "the variance divided by n - 1", "std + eps in place of sqrt(variance + eps)",
     forward=lambda n, x: affine(n, centred(x) / (by_n_minus_one(x).sqrt() + n.eps)),
 )  # fmt: skip
 NoMean = mistake(
-    "NoMean", "the mean is not subtracted (it is an RMSNorm)",
+    "NoMean", "no mean subtracted (an RMSNorm)",
     row=lambda n, x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + n.eps),
 )  # fmt: skip
 mistake(
     "DynamicTanh", "each value is computed by itself", "it returns finite numbers", row=lambda n, x: torch.tanh(x / 2)
 )
 mistake("ConstantDeviation", "it does not divide by the row's own deviation", row=lambda n, x: centred(x) / 1.3)
-NoShift = mistake("NoShift", "the shift is ignored", forward=lambda n, x: plain(x, n.weight, None, n.eps))
+NoShift = mistake("NoShift", "no shift", forward=lambda n, x: plain(x, n.weight, None, n.eps))
 mistake(
     "TwiceTheShift", "scale and shift are applied otherwise", forward=lambda n, x: affine(n, exact(n, x) / n.weight)
 )

@@ -19,11 +19,12 @@ from minigpt.conformance.found import (
     of_numbers,
     wrong_at,
 )
-from minigpt.conformance.mistakes import BACKWARD, SUMS, deviation_of, slope, true_norm
+from minigpt.conformance.mistakes import BACKWARD, SUMS, slope
 from minigpt.conformance.probes import LIMIT, PROBES, best, distance, of_probes, with_few
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import PRECISIONS, PRUNED, ordinary
 from minigpt.errors import RAISED
+from minigpt.norms.formulas import deviation, exact_norm
 
 BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 SIGNS = {0: "it is 0", -1: "it has the wrong sign"}
@@ -83,7 +84,7 @@ class Probe(NamedTuple):
     incoming: Tensor
     weight: Tensor  # (width,)
     deviation: Tensor  # (rows, 1)
-    centers: bool
+    kind: str
 
     def gradient(self, part: str) -> Tensor:
         """Return the norm's gradient of a part in float64; that of the input times the deviation."""
@@ -103,11 +104,11 @@ class Probe(NamedTuple):
         """Return the names of mistakes, and the gradient that a norm with these has; the right one first."""
         formulas = []
         if part == "input":
-            for names, parts in with_few(BACKWARD[self.centers]):
-                value = slope(parts, self.rows, self.incoming, self.weight, self.centers)
+            for names, parts in with_few(BACKWARD[self.kind]):
+                value = slope(parts, self.rows, self.incoming, self.weight, self.kind)
                 formulas.append((names, value))
             return formulas
-        s = true_norm(self.rows, self.centers)
+        s = exact_norm(self.rows, self.kind)
         for name, terms in SUMS[part].items():
             value = terms(self.incoming, self.rows, s, self.weight).sum(0)
             names = [name] if name else []
@@ -126,8 +127,8 @@ def probe_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Pr
     wide_x = x.detach().cpu().double().view(rows, width)
     wide_dy = dy.detach().cpu().double().view(rows, width)
     weight = norm.module.weight.detach().cpu().double()
-    deviation = deviation_of(wide_x, subject.centers)
-    return Probe(norm, x, dy, wide_x, wide_dy, weight, deviation, subject.centers)
+    divisor = deviation(wide_x, subject.kind)
+    return Probe(norm, x, dy, wide_x, wide_dy, weight, divisor, subject.kind)
 
 
 def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], part: str) -> list[str] | None:

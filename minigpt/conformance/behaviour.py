@@ -312,9 +312,9 @@ def mixed_precision(subject: Subject, dtype: torch.dtype) -> Outcomes:
         raise Unsupported(f"it refuses a float32 scale and shift: {error}") from error
     y = norm(x.clone(), dtypes=[torch.float32])
     came_out, rows = dtype_name(y.dtype), dtype_name(dtype)
-    if norm.centers and y.dtype != dtype:
+    if subject.centers and y.dtype != dtype:
         raise NormError(
-            f"{norm.name} changes the dtype: {rows} rows with a float32 scale and shift come out in {came_out}, "
+            f"{subject.name} changes the dtype: {rows} rows with a float32 scale and shift come out in {came_out}, "
             f"which a layer of {rows} weights refuses; torch.nn.LayerNorm's come out in {rows}"
         )
     yield compare(f"comes out in {came_out}", y, *norm.truth(x))

@@ -23,10 +23,10 @@ from minigpt.conformance.truth import (
 )
 from minigpt.errors import NormError
 from minigpt.garbage import age, uncollected
-from minigpt.host import ways_of_rounding
 from minigpt.machine import on_threads
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.packages import NotSupported
+from minigpt.norms.formulas import ways_of_rounding
 from minigpt.precision import HALVES
 
 # Those around the powers of two that kernels are written for, GPT-2's, and one that no block of a kernel divides
@@ -145,7 +145,7 @@ def roundings(subject: Subject, dtype: torch.dtype) -> Outcomes:
         ways = ways_of_rounding(norm.truth(x).values / weight, weight, dtype)
         other = (y != ways["once"]).double().mean()
         is_scaled_outside = norm.adapted is not None and norm.adapted.multiplies
-        if is_scaled_outside or not norm.centers:
+        if is_scaled_outside or not subject.centers:
             other = min(other, (y != ways["row"]).double().mean())
     yield compare("share of values", other, torch.zeros(()), 0.02)
 
@@ -279,14 +279,14 @@ def backward(norm: Built, forward: Callable[[Tensor], Tensor], x: Tensor, dy: Te
         NotSupported: if the norm is a function of arrays that gives no gradients.
     """
     if norm.lacks_gradients:
-        raise NotSupported(f"{norm.name} gives no gradients")
+        raise NotSupported(f"{norm.subject.name} gives no gradients")
     leaves = {"input": x.detach(), **norm.parameters}
     for name, leaf in leaves.items():
         leaf.requires_grad_(name != frozen)
     y = forward(leaves["input"])
     leaves.pop(frozen, None)
     wanted, dy = [*leaves.values()], dy.to(y.dtype)
-    with naming(norm.foreign, f"the backward pass of {norm.name}"), on_threads(norm.threads):
+    with naming(norm.foreign, f"the backward pass of {norm.subject.name}"), on_threads(norm.subject.threads):
         end = Incoming.apply(y, dy)
         values = torch.autograd.grad(end, wanted, allow_unused=True, materialize_grads=True)
     return Backward(y.detach(), dict(zip(leaves, values, strict=True)))

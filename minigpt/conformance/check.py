@@ -17,7 +17,7 @@ from minigpt.conformance.case import UNTRIED, Axis, Case, CaseResult, by_group
 from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
 from minigpt.conformance.diagnosis import NamedMistake, diagnoses
 from minigpt.conformance.remarks import remarks, second_derivatives
-from minigpt.conformance.subject import GPT2_EPS, Built, Subject
+from minigpt.conformance.subject import Built, Subject
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import NormError, listing
 from minigpt.files import finite
@@ -26,6 +26,7 @@ from minigpt.norms import NormSpec
 from minigpt.norms.build import Builder, claim_of
 from minigpt.norms.foreign.arrays import ArrayFunction
 from minigpt.norms.foreign.locate import file_of
+from minigpt.norms.formulas import GPT2_EPS
 from minigpt.norms.registry import KINDS, require_on
 from minigpt.precision import DTYPES, full_products
 from minigpt.progress import Progress, Steps
@@ -206,7 +207,7 @@ def check_norm(
         raise NormError(f"the kind of a norm must be {' or '.join(KINDS)}, got {kind!r}")
     if seed is None:
         seed = secrets.randbelow(2**31)
-    subject = Subject(norm, device, seed, centers=kind == "layer_norm", builder=builder)
+    subject = Subject(norm, device, seed, kind=kind, builder=builder)
     groups = by_group(asked_of(subject, _matching(cases)))
     begin = Steps(progress, total=len(groups) + 1)
     results: list[CaseResult] = []

@@ -27,10 +27,11 @@ from minigpt.conformance.found import (
     wrong_at,
 )
 from minigpt.conformance.rounding import otherwise_rounded
-from minigpt.conformance.subject import GPT2_EPS, Subject
+from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import FAR_FROM_ZERO, ORDINARY
 from minigpt.errors import RAISED
 from minigpt.machine import one_thread
+from minigpt.norms.formulas import GPT2_EPS
 from minigpt.precision import DTYPES, HALVES
 
 FAR = 100  # times the bound is no accident

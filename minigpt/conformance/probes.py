@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.conformance.mistakes import TABLES, formula, true_norm
 from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
+from minigpt.norms.formulas import exact_norm, formula, tables
 from minigpt.precision import HALVES, dtype_name
 
 LIMIT = 1e-4  # a formula explains a norm's outputs to this relative accuracy
@@ -76,8 +76,10 @@ def closest_formula(
     shift = (1 + normal(subject.generator, shape[-1])).to(dtype).double()
     y = ask(subject, x, scale, shift, dtype)
     formulas = []
-    for names, parts in with_few(TABLES[subject.centers]):
-        formulas.append((names, distance(y, formula(x, scale, shift, parts))))
+    by_name = tables(subject.kind)
+    for names, chosen in with_few([*by_name.values()]):
+        parts = dict(zip(by_name, chosen, strict=True))
+        formulas.append((names, distance(y, formula(x, parts, scale, shift))))
     formulas.sort(key=lambda candidate: candidate[0] != found)
     return best(formulas, LIMIT + 2 * PRECISIONS[dtype].result)
 
@@ -128,7 +130,7 @@ def precision(subject: Subject, dtype: torch.dtype) -> list[str]:
     """
     x = subject.put(ordinary(64, 64, subject.generator), dtype).cpu().double()
     y, u = ask(subject, x, dtype=dtype), PRECISIONS[dtype].result
-    off = distance(y, true_norm(x, subject.centers))
+    off = distance(y, exact_norm(x, subject.kind))
     is_of_few_roundings = dtype in HALVES and off <= 4 * u
     is_narrow = off <= 0.1 and _fits_narrower(y, u)
     if is_of_few_roundings or is_narrow:

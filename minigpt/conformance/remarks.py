@@ -7,13 +7,10 @@ import contextlib
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from minigpt.conformance.behaviour import MIXED_PRECISION
 from minigpt.conformance.case import Axis
 from minigpt.conformance.found import Results, judged_at, listed_values, on_axis
-from minigpt.conformance.mistakes import true_norm
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
@@ -21,6 +18,7 @@ from minigpt.errors import RAISED
 from minigpt.host import probe_norm
 from minigpt.machine import one_thread
 from minigpt.norms import notes
+from minigpt.norms.formulas import exact_norm, norm_by_pytorch
 from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief
 
@@ -58,7 +56,7 @@ def untried(subject: Subject, candidate: Built) -> list[str]:
     """Return what is not judged of a function of arrays, a sentence each: its gradients, and most shapes."""
     sentences = []
     if candidate.lacks_gradients:
-        sentences.append(f"gradients: not judged, since {candidate.name} gives none; its attribute vjp would")
+        sentences.append(f"gradients: not judged, since {subject.name} gives none; its attribute vjp would")
     if subject.has_few_shapes:
         sentences.append(f"few shapes, since its package compiles each operation again for each: {FEW_IN_WORDS}")
     return sentences
@@ -140,17 +138,9 @@ def growth(subject: Subject) -> list[str]:
 def error_beside_pytorch(subject: Subject, width: int) -> float:
     """Return the error on ordinary float32 rows over that of PyTorch's own norm, both RMS."""
     x = ordinary(16, width, subject.generator).float().double()
-    true = true_norm(x, subject.centers)
-    by_pytorch = pytorch_norm(x.float(), subject.centers).double()
+    true = exact_norm(x, subject.kind)
+    by_pytorch = norm_by_pytorch(x.float(), subject.kind).double()
     return distance(ask(subject, x), true) / max(distance(by_pytorch, true), 1e-9)
-
-
-def pytorch_norm(x: Tensor, centers: bool) -> Tensor:
-    """Return PyTorch's own norm of ``x`` with scale 1 and no shift."""
-    width = x.shape[-1:]
-    if centers:
-        return F.layer_norm(x, width)
-    return F.rms_norm(x, width, eps=1e-5)
 
 
 @one_thread()
@@ -172,7 +162,7 @@ def rounding_remark(candidate: Built) -> list[str]:
     """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
     module = candidate.module
     is_scaled_beside = candidate.adapted is not None and candidate.adapted.multiplies
-    if candidate.centers or is_scaled_beside:
+    if candidate.subject.centers or is_scaled_beside:
         return []
     with contextlib.suppress(*RAISED):
         if probe_norm(module, 64).rounds == "row":

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.probes import ask, distance
-from minigpt.conformance.subject import GPT2_EPS, Subject
+from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
+from minigpt.norms.formulas import GPT2_EPS
 from minigpt.precision import dtype_name
 
 SHOWS = 0.2  # of a rounding: a right norm in another order of sums is closer to the right bits

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from minigpt import norms
@@ -19,9 +18,10 @@ from minigpt.norms.build import Builder
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
+from minigpt.norms.formulas import GPT2_EPS, norm_by_pytorch
 from minigpt.precision import DTYPES, dtype_name
 
-GPT2_EPS, OTHER_EPS = 1e-5, 1e-3  # GPT-2's, and one that it does not have
+OTHER_EPS = 1e-3  # one that GPT-2 does not have
 NEEDED = (64, 768, 1024, 1280, 1600)  # widths of GPT-2s; a norm may refuse others
 
 
@@ -38,11 +38,9 @@ class Built:
     """
 
     module: Any
+    subject: "Subject"
     eps: float
-    name: str
-    centers: bool  # whether it should subtract the mean: a LayerNorm does, an RMSNorm does not
-    takes_dtype: bool = True  # False if it raises for any rows of its Parameters' dtype
-    threads: int | None = None  # on how many of PyTorch's threads it runs; None for as many as there are
+    takes_dtype: bool  # False if it raises for any rows of its Parameters' dtype
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -69,7 +67,7 @@ class Built:
     def rounds_row(self) -> bool:
         """True if scale or shift may be applied to a rounded row: by the wrapper, or in an RMSNorm like Llama's."""
         is_completed = self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
-        return is_completed or not self.centers
+        return is_completed or not self.subject.centers
 
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
         """Return the norm of ``x``, in the dtype of ``x`` or one of ``dtypes``.
@@ -86,7 +84,7 @@ class Built:
             raise
         require_same_shape(y, x, self.foreign)
         if y.dtype not in (x.dtype, *dtypes):
-            raise NormError(f"{self.name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
+            raise NormError(f"{self.subject.name} changes the dtype: {x.dtype} went in, {y.dtype} came out")
         return y
 
     def call(self, x: Tensor) -> Any:
@@ -95,8 +93,8 @@ class Built:
         Raises:
             NormError: if it raises; the message names it and its input.
         """
-        name = f"{self.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"
-        with naming(self.foreign, name), on_threads(self.threads):
+        name = f"{self.subject.name}, given {tuple(x.shape)} in {dtype_name(x.dtype)},"
+        with naming(self.foreign, name), on_threads(self.subject.threads):
             return self.module(x)
 
     def _refuses_width_of(self, x: Tensor) -> bool:
@@ -112,18 +110,10 @@ class Built:
 
     def by_pytorch(self, x: Tensor) -> Tensor:
         """Return PyTorch's own norm of ``x``, with scale and shift where the module has them."""
-        weight, bias = self.module.weight, self.module.bias
-        shape, adapted = weight.shape, self.adapted
-        if adapted and adapted.multiplies:
-            weight = None
-        if adapted and adapted.adds:
-            bias = None
-        if self.centers:
-            y = F.layer_norm(x, shape, weight, bias, self.eps)
-        else:
-            y = F.rms_norm(x, shape, weight, self.eps)
-            if bias is not None:
-                y = y + bias
+        adapted = self.adapted
+        weight = None if adapted and adapted.multiplies else self.module.weight
+        bias = None if adapted and adapted.adds else self.module.bias
+        y = norm_by_pytorch(x, self.subject.kind, weight, bias, self.eps)
         return adapted.completed(y) if adapted else y
 
     def compared(self, inputs: Iterable[tuple[str, Tensor]]) -> list[Outcome]:
@@ -140,7 +130,7 @@ class Built:
         if self.rounds_row:  # the row, its product with the scale, and that plus the shift
             roundings = 2 if bias is None else 3
         rows = first_rows(x)
-        return truth(rows, self.module.weight, bias, self.eps, centers=self.centers, roundings=roundings)
+        return truth(rows, self.module.weight, bias, self.eps, centers=self.subject.centers, roundings=roundings)
 
     def gradient_truth(self, x: Tensor, dy: Tensor, rows: int | None = None) -> dict[str, TrueValues]:
         """Return the gradients of that for an incoming ``dy``, by name.
@@ -148,7 +138,7 @@ class Built:
         Args:
             rows: how many rows repeat the rows of ``x`` and ``dy``; by default no more.
         """
-        return gradient_truth(x, self.module.weight, self.eps, dy, centers=self.centers, rows=rows)
+        return gradient_truth(x, self.module.weight, self.eps, dy, centers=self.subject.centers, rows=rows)
 
 
 def first_rows(x: Tensor) -> Tensor:
@@ -179,7 +169,7 @@ class Subject:
         norm: what ``norms.build`` takes.
         device: where it is built and runs.
         seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
-        centers: whether it should subtract the mean.
+        kind: what it should be: "layer_norm" or "rms_norm".
         raises: by dtype, what it raises for any rows of it.
         builder: builds it; by default a new one.
         threads: on how many threads of PyTorch it runs; None for as many as PyTorch has.
@@ -189,7 +179,7 @@ class Subject:
     device: torch.device
     seed: int = 0
     purpose: str = ""
-    centers: bool = True
+    kind: str = "layer_norm"
     raises: dict[torch.dtype, str] = dataclasses.field(default_factory=dict)
     builder: Builder = None  # type: ignore[assignment]
     threads: int | None = None
@@ -198,6 +188,7 @@ class Subject:
         self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
         if self.builder is None:
             self.builder = Builder(self.norm)
+        self.centers = self.kind == "layer_norm"  # whether it should subtract the mean
         self.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {self.purpose}".encode()))
 
     def drawing_for(self, purpose: str) -> "Subject":
@@ -243,7 +234,7 @@ class Subject:
         module.bias = nn.Parameter(self.put(shift, dtype)) if bias else None
         with naming(module):
             module = module.to(device=self.device, dtype=dtype).eval()
-        return Built(module, eps, self.name, self.centers, takes_dtype=dtype not in self.raises, threads=self.threads)
+        return Built(module, self, eps, takes_dtype=dtype not in self.raises)
 
     @one_thread()
     def rows(self, *shape: int, dtype: torch.dtype = torch.float32, kind: RowKind = ORDINARY) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from minigpt.config import GPT2Config
 from minigpt.engine.kernel import functions, is_on, load
@@ -14,6 +14,7 @@ from minigpt.engine.parts import FastAttention, FastConv1D, FastGPT2, FastLinear
 from minigpt.engine.structs import COLUMN_FORMS
 from minigpt.model.gpt2 import Block
 from minigpt.model.mlp import Conv1D, gelu_new, gelu_tanh
+from minigpt.norms.formulas import norm_by_pytorch
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.textbook import FusedLayerNorm, LayerNorm
 from minigpt.norms.variants import RMSNorm, StdEps
@@ -82,7 +83,10 @@ def _has_replaced_method(part: nn.Module) -> bool:
 
 def _class_reason(parts: Parts) -> str | None:
     for name, part in parts.items():
-        if not _has_served_class(name, part):
+        role = name.rpartition(".")[2]
+        served = SERVED_CLASSES.get("block" if role.isdigit() else role, ())
+        is_int8 = role in INT8_ROLES and hasattr(part, "panels")
+        if not is_int8 and type(part) not in served:
             return f"{name or 'the model'} is a {_class_name(part)}"
         if isinstance(part, LayerNorm):
             reason = _norm_reason(name, part)
@@ -91,15 +95,6 @@ def _class_reason(parts: Parts) -> str | None:
         if isinstance(part, nn.Embedding) and part.max_norm is not None:
             return f"{name} has a max_norm"
     return None
-
-
-def _has_served_class(name: str, part: nn.Module) -> bool:
-    role = name.rpartition(".")[2]
-    if role in INT8_ROLES and hasattr(part, "panels"):
-        return True
-    if role.isdigit():
-        role = "block"
-    return type(part) in SERVED_CLASSES.get(role, ())
 
 
 def _norm_reason(name: str, norm: LayerNorm) -> str | None:
@@ -188,19 +183,11 @@ def _is_what_is_compiled(norm: type[nn.Module], *_methods: Callable[..., object]
         part.bias.copy_(x[1])
         if norm is FrozenLayerNorm:
             part.calibration = torch.tensor([1.5, 4.0])
-        expected = _standardized(x, NORMS[norm]) * x[0] + x[1]
+        expected = norm_by_pytorch(x, "rms_norm" if norm is RMSNorm else "layer_norm", x[0], x[1], eps=0.1)
+        if norm in (StdEps, FrozenLayerNorm):
+            divisor = x.std(-1, correction=0) + 0.1
+            if norm is FrozenLayerNorm:
+                divisor = torch.tensor([4.0, 1.5, 1.5, 1.5, 1.5, 1.5])  # the first of position 0
+            centred = x - x.mean(-1, keepdim=True)
+            expected = centred / divisor[:, None] * x[0] + x[1]
         return torch.allclose(part(x), expected, rtol=1e-5, atol=1e-5)
-
-
-def _standardized(x: Tensor, kind: int) -> Tensor:
-    """Return what a kind of norm makes of rows, before scale and shift."""
-    centred = x - x.mean(-1, keepdim=True)
-    deviation = x.std(-1, correction=0, keepdim=True)
-    if kind == NORMS[LayerNorm]:
-        return centred / (deviation.square() + 0.1).sqrt()
-    if kind == NORMS[RMSNorm]:
-        return x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt()
-    if kind == NORMS[StdEps]:
-        return centred / (deviation + 0.1)
-    constants = torch.tensor([4.0, 1.5, 1.5, 1.5, 1.5, 1.5])  # the first of position 0
-    return centred / constants[:, None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, Stored
 from minigpt.judge.reading import Reading, Sample, rounded_as
-from minigpt.judge.true_norm import TrueNorm
+from minigpt.norms.formulas import TrueNorm
 from minigpt.report.fields import NotANumber
 
 

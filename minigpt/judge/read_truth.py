@@ -25,9 +25,9 @@ from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
 from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read
 from minigpt.judge.reference import Reference, judging
-from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
+from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.report.numerals import brief

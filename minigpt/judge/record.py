@@ -22,8 +22,8 @@ from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measured import Floor
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample
-from minigpt.judge.true_norm import TrueNorm
 from minigpt.judge.truth import Truth
+from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name, resolve_dtype
 from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer

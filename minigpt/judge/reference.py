@@ -21,14 +21,14 @@ from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
 from minigpt.garbage import uncollected
-from minigpt.host import Float64, host_of, uncompiled, unwrapped
+from minigpt.host import host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
 from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch, only_text
 from minigpt.judge.together import read_together, reads_apart
-from minigpt.precision import HALVES, dtype_name, full_products
+from minigpt.precision import HALVES, Float64, dtype_name, full_products
 from minigpt.shape import Shape
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers

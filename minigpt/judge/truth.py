@@ -14,7 +14,7 @@ from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measured import Floor
 from minigpt.judge.measures import Distance
 from minigpt.judge.reading import Reading, Sample, as_batch, gradient_texts
-from minigpt.judge.true_norm import TrueNorm
+from minigpt.norms.formulas import TrueNorm
 from minigpt.tokenizer import Tokenizer
 
 

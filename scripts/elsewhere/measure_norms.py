@@ -52,7 +52,7 @@ def roundings(built: Built, x: Tensor, y: Tensor) -> str:
     if built.module.bias is not None:
         bias = built.module.bias.double()
     mean, spread = rows.mean(-1, keepdim=True), rows.var(-1, correction=0, keepdim=True)
-    if not built.centers:
+    if not built.subject.centers:
         mean, spread = torch.zeros_like(mean), rows.square().mean(-1, keepdim=True)
     cut = lambda tensor: tensor.to(dtype).double()  # noqa: E731
     row = (rows - mean) / (spread + GPT2_EPS).sqrt()
@@ -122,7 +122,7 @@ def row_of(package: str, name: str, kind: str, norm: Any, eps: float | None, arr
     version = importlib.metadata.version(package)
     row: dict[str, Any] = {"package": package, "version": version, "norm": name, "kind": kind, "default_eps": eps}
     row["date"] = time.strftime("%Y-%m-%d")
-    subject = Subject(norm, torch.device("cpu"), 0, centers=kind == "layer_norm")
+    subject = Subject(norm, torch.device("cpu"), 0, kind=kind)
     for dtype in JUDGED:
         try:
             with torch.no_grad():

@@ -283,10 +283,10 @@ def test_what_changes_the_process_is_undone_and_noted() -> None:
 
 BY_ITSELF = "each value is computed by itself"
 INEXACT = {  # the diagnosis of each registered norm that is no LayerNorm
-    "std_eps": "eps is added to the deviation", "rms": "the mean is not subtracted (it is an RMSNorm)",
+    "std_eps": "std + eps in place of sqrt(variance + eps)", "rms": "no mean subtracted (an RMSNorm)",
     "dyt": BY_ITSELF, "derf": BY_ITSELF, "hardtanh": BY_ITSELF, "identity": BY_ITSELF,
-    "mix": "the mean is not subtracted, or not whole", "no_affine": "scale and shift are ignored",
-    "no_scale": "it does not divide by the row's own deviation",
+    "mix": "the mean is not subtracted, or not whole", "no_affine": "no scale and no shift",
+    "no_scale": "no division by the deviation",
     "detached": "the gradient of the input is wrong: the statistics are detached",
 }  # fmt: skip
 
@@ -346,7 +346,7 @@ def test_an_rms_norm_passes_as_one_and_not_as_a_layer_norm(norm: type[nn.Module]
     assert " is an RMSNorm on cpu: " in str(report)
     assert any("rounds its row" in note for note in report.notes) is (norm is Llama)
     report = check_norm(norm, kind="layer_norm", device="cpu", cases="ordinary rows", seed=0)
-    assert (report.kind, report.diagnoses) == ("layer_norm", ["the mean is not subtracted (it is an RMSNorm)"])
+    assert (report.kind, report.diagnoses) == ("layer_norm", ["no mean subtracted (an RMSNorm)"])
 
 
 ROUNDED = {  # what an RMSNorm rounds beside its row and its result
@@ -371,7 +371,7 @@ def test_an_rms_norm_that_rounds_once_more_fails_in_half_precision(what: str, is
 
 def test_a_layer_norm_is_no_rms_norm() -> None:
     report = check_norm("fused", kind="rms_norm", device="cpu", cases=["ordinary rows", "gradients, as*"], seed=0)
-    assert report.diagnoses == ["it subtracts the mean (it is a LayerNorm)"]
+    assert report.diagnoses == ["the mean subtracted (a LayerNorm)"]
     assert report.verdicts["float32"] == "not an RMSNorm: 3 of 3 cases fail"
     assert [check_norm(norm, device="cpu", cases="ordinary rows").kind for norm in ("dyt", LayerNorm)] == [
         "layer_norm"

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from minigpt import LayerNorm
 from minigpt.conformance.backward import BACKWARD_PROBES, wrong_gradient
-from minigpt.conformance.mistakes import BACKWARD, SUMS, TABLES
+from minigpt.conformance.mistakes import BACKWARD, SUMS
 from minigpt.conformance.probes import agreed, structure, symptoms
 from minigpt.conformance.subject import Subject
+from minigpt.norms.formulas import tables
 from minigpt.norms.variants import RMSNorm
 from minigpt.precision import DTYPES, HALVES
 
@@ -88,19 +89,19 @@ def test_a_mistake_of_a_gradient_of_an_rms_norm_has_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "tables"),
+    ("names", "of_parts"),
     [
-        (named_mistakes.FORWARDS, TABLES[True]),
-        (named_mistakes.FORWARDS | named_mistakes.RMS_FORWARDS, TABLES[False]),
-        (named_mistakes.INPUT_GRADIENTS, BACKWARD[True]),
-        (named_mistakes.INPUT_GRADIENTS | named_mistakes.RMS_INPUT_GRADIENTS, BACKWARD[False]),
+        (named_mistakes.FORWARDS, [*tables("layer_norm").values()]),
+        (named_mistakes.FORWARDS | named_mistakes.RMS_FORWARDS, [*tables("rms_norm").values()]),
+        (named_mistakes.INPUT_GRADIENTS, BACKWARD["layer_norm"]),
+        (named_mistakes.INPUT_GRADIENTS | named_mistakes.RMS_INPUT_GRADIENTS, BACKWARD["rms_norm"]),
         (named_mistakes.WEIGHT_GRADIENTS, [SUMS["weight"]]),
         (named_mistakes.BIAS_GRADIENTS, [SUMS["bias"]]),
     ],
     ids=["LayerNorm", "RMSNorm", "input", "input of an RMSNorm", "weight", "bias"],
 )
-def test_every_name_is_that_of_a_norm_here(names: dict[str, Any], tables: list[dict[str, Any]]) -> None:
-    for table in tables:
+def test_every_name_is_that_of_a_norm_here(names: dict[str, Any], of_parts: list[dict[str, Any]]) -> None:
+    for table in of_parts:
         assert table.keys() - {""} <= names.keys()
 
 

@@ -41,7 +41,7 @@ def copies_its_parameters(n: WithCopies, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("forward", "mistake"),
-    [(ignores_scale, "the scale is ignored"), (copies_its_parameters, "scale and shift are ignored")],
+    [(ignores_scale, "no scale"), (copies_its_parameters, "no scale and no shift")],
 )
 def test_a_class_that_ignores_its_weight_is_no_layer_norm(forward: Callable[..., Tensor], mistake: str) -> None:
     norm = type("Norm", (WithCopies,), {"forward": forward})
@@ -87,8 +87,8 @@ def one_fewer(n: LayerNorm, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("norm", "mistake"),
     [
-        (norm_with(group_of_sequence), "normalizes over the wrong dimension: over sequence and width together"),
-        (norm_with(one_fewer), "variance divides by n - 1, at 3-D input only"),
+        (norm_with(group_of_sequence), "statistics over sequence and width together"),
+        (norm_with(one_fewer), "the variance divided by n - 1, at 3-D input only"),
         (
             norm_with(sabotages.beyond(64, 1, 7.0)),
             "wrong only at sequence lengths 65, 257 (tokens from 64 on",

@@ -25,7 +25,7 @@ def test_the_message_names_the_mistake_and_lists_the_failures() -> None:
         assert_norm_parity(sabotages.NoShift, cases=["values", "same input*"], device="cpu")
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("NoShift is not a LayerNorm at "), lines[0]
-    assert lines[1] == "  diagnosis: the shift is ignored"
+    assert lines[1] == "  diagnosis: no shift"
     assert any(line.startswith("  FAIL ordinary rows: error ") and ", bound " in line for line in lines)
     assert not any("same input" in line for line in lines)
 
