@@ -23,8 +23,9 @@ from minigpt.checkpoint.offloading import (
 )
 from minigpt.checkpoint.transformers_model import is_on_disk, load_with_transformers
 from minigpt.choices import bytes_of
-from minigpt.host import Float64, host_of
+from minigpt.host import host_of
 from minigpt.offload import is_offloaded
+from minigpt.precision import Float64
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(1))
 QUICK = ["mixtral"]

@@ -14,7 +14,7 @@ from helpers import assert_same_bits, assert_within, rms
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.host import Float64
+from minigpt.precision import Float64
 
 
 @pytest.fixture
