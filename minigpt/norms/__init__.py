@@ -2,7 +2,7 @@
 
 from minigpt.norms.build import NormSpec, build, build_raw, is_exact, name_of
 from minigpt.norms.foreign.adapt import is_ours, notes
-from minigpt.norms.positions import AtPositions
+from minigpt.norms.frozen import AtPositions
 from minigpt.norms.registry import NormInfo, available, is_registered, lookup, register
 from minigpt.norms.textbook import LayerNorm
 

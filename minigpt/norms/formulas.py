@@ -20,7 +20,7 @@ from minigpt.offload import is_offloaded, plain_copy, values_of
 from minigpt.precision import Float64
 
 GPT2_EPS = 1e-5
-Parts = Mapping[str, Any]  # of a formula, by the names of the tables
+NormParts = Mapping[str, Any]  # of a formula, by the names of the tables
 
 OVER = "statistics over {} in place of the width"
 OVER_SEQUENCE = OVER.format("the sequence")
@@ -54,7 +54,7 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor | float]] = {
     "the variance in place of the deviation: a square root is missing": lambda variance, eps: variance + eps,
     "no division by the deviation": lambda variance, eps: 1.0,
 }
-OTHER_EPS, RARE_EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12), (5e-6, 1e-7)
+COMMON_EPS, RARE_EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12), (5e-6, 1e-7)
 AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "": lambda y, scale, shift: y * scale + shift,
     NO_SHIFT: lambda y, scale, shift: y * scale,
@@ -113,7 +113,7 @@ def tables(kind: str, eps: float = GPT2_EPS, *, rare: bool = True) -> dict[str, 
         eps: the right one.
         rare: whether the mistakes are among them that are looked for in a norm by itself alone.
     """
-    others = OTHER_EPS + RARE_EPS * rare
+    others = COMMON_EPS + RARE_EPS * rare
     of_eps = {f"eps {other:g} in place of {eps:g}": other for other in others if other != eps}
     by_name: dict[str, dict[str, Any]] = {
         "dims": DIMENSIONS,
@@ -129,12 +129,14 @@ def tables(kind: str, eps: float = GPT2_EPS, *, rare: bool = True) -> dict[str, 
     return by_name
 
 
-def right_parts(kind: str, eps: float = GPT2_EPS) -> Parts:
+def right_parts(kind: str, eps: float = GPT2_EPS) -> NormParts:
     """Return the parts of a right norm."""
     return {name: table[""] for name, table in tables(kind, eps, rare=False).items()}
 
 
-def formula(x: Float[Tensor, "*dims embd"], parts: Parts, scale: Tensor, shift: Tensor) -> Float[Tensor, "*dims embd"]:
+def formula(
+    x: Float[Tensor, "*dims embd"], parts: NormParts, scale: Tensor, shift: Tensor
+) -> Float[Tensor, "*dims embd"]:
     """Return a norm of ``x``, (B, T, C) or rows (N, C), in its dtype. Rows are batch and sequence in one."""
     dims = tuple({max(dim + x.ndim - 3, 0) for dim in parts["dims"]})
     of_row, of_variance = parts["means"]

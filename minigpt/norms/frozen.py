@@ -1,5 +1,6 @@
 """LayerNorm that divides by a constant, a step between a norm and none, and the way from one to the other."""
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,10 +9,40 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from minigpt.errors import NormError
-from minigpt.norms.positions import current_positions
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm, RowShape, Vectors
 from minigpt.norms.variants import require_share
+
+
+class _Reading(threading.local):  # each thread reads with its own model
+    position_ids: Tensor | None = None
+
+
+_READING = _Reading()
+
+
+class AtPositions:
+    """Lets norms know the positions of the rows that they get inside a ``with`` block.
+
+    Args:
+        position_ids: (B, T) or (1, T).
+    """
+
+    def __init__(self, position_ids: Int[Tensor, "rows seq"]) -> None:
+        self.position_ids = position_ids
+        self.outer: Tensor | None = None
+
+    def __enter__(self) -> None:
+        self.outer = _READING.position_ids
+        _READING.position_ids = self.position_ids
+
+    def __exit__(self, *error: object) -> None:
+        _READING.position_ids = self.outer
+
+
+def current_positions() -> Int[Tensor, "rows seq"] | None:
+    """Return the positions (B, T) or (1, T) of the rows that are read now; None if no model says them."""
+    return _READING.position_ids
 
 
 @register("frozen", exact=False)

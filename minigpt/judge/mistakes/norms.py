@@ -16,7 +16,7 @@ from minigpt.norms.formulas import (
     AS_WEIGHT,
     OF_SHIFT,
     OVER_SEQUENCE,
-    Parts,
+    NormParts,
     formula,
     right_parts,
     tables,
@@ -32,7 +32,7 @@ class FormulaNorm(nn.Module):
         norm: the module whose weight and bias it takes.
     """
 
-    def __init__(self, norm: Any, adds_one: bool, parts: Parts) -> None:
+    def __init__(self, norm: Any, adds_one: bool, parts: NormParts) -> None:
         super().__init__()
         self.weight, self.bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
         self.adds_one, self.parts = adds_one, parts
