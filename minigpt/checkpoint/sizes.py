@@ -6,38 +6,18 @@ another model.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safetensors import safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG
-from minigpt.config import AMOUNT, SIZE
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import read_object
 
-POSITION_FIELDS = ("max_position_embeddings", "n_positions")  # most models have no tensor for them
-LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-SIZE_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "n_embd",
-    "d_model",
-    "num_attention_heads",
-    "n_head",
-    "num_heads",
-    "n_heads",
-)
-PART_FIELDS = (  # which some models lack, or have in another number in each layer
-    "num_key_value_heads", "head_dim", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff",
-    "num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size",
-)  # fmt: skip
-AMOUNT_FIELDS = (
-    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon",
-    "rope_theta", "initializer_range",
-)  # fmt: skip
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 PACKED = 16  # numbers in one number of a quantized file, at most
 SPARE_VALUES = 2  # times as many values as the files hold: they leave out a head that is the embedding
 SMALL = 2**28  # values that take no memory worth a check
@@ -70,42 +50,23 @@ def read_headers(place: Path) -> Headers:
     return Headers(tensors, values, longest)
 
 
-def check_fields(place: Path) -> None:
-    """Check the values of a folder's config.json, and its sizes against those in the files of weights.
+def check_counts(place: Path) -> None:
+    """Check a folder's config.json against its files of weights, before a module is made for each layer and expert.
 
     Raises:
-        ConfigError: if a value cannot be one of its field's, or the weights are smaller than it says.
+        ConfigError: if it says more layers than there are tensors, or more experts than any tensor has rows.
     """
     path = place / CONFIG
     fields = read_object(path, ConfigError)
-    if name := next(_not_numbers(fields), None):
-        raise ConfigError(f"{path}: {name} is NaN; give its number, or leave it out")
     headers = read_headers(place)
-    _check_fields(path, fields, headers)
-    if isinstance(text := fields.get("text_config"), dict):
-        _check_fields(path, text, headers)
-
-
-def _check_fields(path: Path, fields: Mapping[str, Any], headers: Headers) -> None:
-    for name in (*SIZE_FIELDS, *LAYER_FIELDS, *POSITION_FIELDS, *PART_FIELDS):
-        for size in _listed(fields.get(name)):
-            is_none = name in PART_FIELDS and type(size) is int and size == 0
-            if not (is_none or SIZE.fits(size)):
-                raise ConfigError(f"{path}: {name} must be {SIZE.words}, got {size!r:.200}")
-            if headers.tensors and name not in POSITION_FIELDS:
-                _check_size(path, name, size, headers)
-    for name in AMOUNT_FIELDS:
-        for amount in _listed(fields.get(name)):
-            if not AMOUNT.fits(amount):
-                raise ConfigError(f"{path}: {name} must be {AMOUNT.words}, got {amount!r:.200}")
-
-
-def _check_size(path: Path, name: str, size: int, headers: Headers) -> None:
-    most, has = PACKED * headers.longest, f"no tensor longer than {headers.longest:,}"
-    if name in LAYER_FIELDS:
-        most, has = headers.tensors, f"{headers.tensors:,} tensors"
-    if size > most:
-        raise ConfigError(f"{path}: {name} is {size:,}, and the files of weights have {has}")
+    rows = max(headers.tensors, headers.longest)
+    text = fields.get("text_config")
+    for part in (fields, text if isinstance(text, dict) else {}):
+        for names, least, most in ((LAYERS, 1, headers.tensors), (EXPERTS, 0, rows)):
+            for name in names:
+                count = part.get(name)
+                if most and isinstance(count, int) and not least <= count <= most:
+                    raise ConfigError(f"{path}: {name} must be {least} to {most:,} for these files, got {count:,}")
 
 
 def check_memory(place: Path, model: nn.Module, is_quantized: bool) -> None:
@@ -126,22 +87,3 @@ def check_memory(place: Path, model: nn.Module, is_quantized: bool) -> None:
     for needed, what in ((parameters, "values"), (buffers, "values of tables for its positions")):
         if needed > most:
             raise CheckpointError(f"{place} holds {held:,} values, and its config needs {needed:,} {what}")
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return the values of a field that may be null, one for all layers, or a list of one for each."""
-    if value is None:
-        return []
-    if isinstance(value, list):
-        return value
-    return [value]
-
-
-def _not_numbers(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the fields that are NaN, which JSON does not have and Python reads."""
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from _not_numbers(value)
-        for one in _listed(value):
-            if isinstance(one, float) and math.isnan(one):
-                yield name

@@ -15,7 +15,7 @@ from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
 from minigpt.checkpoint.offloading import can_round_later, device_map_of, may_take, round_like, watched_weights
-from minigpt.checkpoint.sizes import check_fields, check_memory
+from minigpt.checkpoint.sizes import check_counts, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
 from minigpt.files import TemporaryFolder
 from minigpt.host import Shape, norm_sites
@@ -95,7 +95,7 @@ def load_with_transformers(
         raise CheckpointError(
             f"{place} has no safetensors file; load it with transformers and save it by save_pretrained"
         )
-    check_fields(place)
+    check_counts(place)
     try:
         with quiet_transformers():
             config: Any = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from minigpt.errors import ConfigError, GenerationError, NormError, listing
 from minigpt.host import hooked, uncompiled
-from minigpt.norms.foreign.construct import title
 from minigpt.norms.foreign.locate import last_line
 from minigpt.offload import is_sharded
 from minigpt.report.fields import GradientError, noise_ratio
@@ -27,7 +25,7 @@ EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, befor
 
 
 def gradients_of(
-    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str, prefix: str = "", norms: Sequence[str] = ()
+    model: nn.Module, texts: Sequence[Int[Tensor, "1 seq"]], embedding: str, prefix: str = ""
 ) -> dict[str, Tensor]:
     """Return the gradient of the mean loss of all tokens of the texts, by Parameter.
 
@@ -38,13 +36,12 @@ def gradients_of(
         model: computes logits of ids, or an object with ``logits``.
         embedding: the path of the token embedding, behind ``prefix``.
         prefix: what its Parameters' names begin with, before the checkpoint's names.
-        norms: the paths of its norms, behind ``prefix``, which an error may name.
 
     Raises:
         ConfigError: if Parameters are sharded, are on several devices, or have no values here.
         GenerationError: if no text has two tokens.
-        NormError: if no gradient reaches the embedded input, where the message names the norms that pass none, or
-            PyTorch cannot compute gradients of what the model does.
+        NormError: if no gradient reaches the embedded input, or PyTorch cannot compute gradients of what the model
+            does.
     """
     texts = [ids for ids in texts if ids.shape[1] > 1]
     if not texts:
@@ -80,8 +77,10 @@ def gradients_of(
     finally:
         hook.remove()
     if problem is not None:
-        blocking = blocking_norms(model, texts[0], [prefix + norm for norm in norms])
-        raise NormError(_why_not(problem, {path.removeprefix(prefix): norm for path, norm in blocking.items()}))
+        raise NormError(
+            f"the gradients cannot be compared: {problem}; a torch.no_grad, an inference mode or a detach, e.g. in a "
+            "norm, is the usual cause"
+        )
     of_parameters = {name.removeprefix(prefix): total for name, total in sums.items()}
     return of_parameters | ({EMBEDDED: torch.cat(embedded)} if embedded else {})
 
@@ -126,49 +125,6 @@ def training(parameters: Collection[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter, was_trained in zip(parameters, before, strict=True):
             parameter.requires_grad_(was_trained)
-
-
-def blocking_norms(model: nn.Module, ids: Int[Tensor, "1 seq"], norms: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the norms of a model that pass no gradient to their input, by path."""
-    blocking: dict[str, nn.Module] = {}
-    hooks = []
-    for path in norms:
-        hook = partial(_keep_blocking, blocking, path)
-        hooks.append(model.get_submodule(path).register_forward_hook(hook))
-    try:
-        with hooked(model):
-            model(ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return blocking
-
-
-def _keep_blocking(
-    blocking: dict[str, nn.Module], path: str, norm: nn.Module, args: tuple[Any, ...], _output: Any
-) -> None:
-    """Keep a norm, as a hook of it, if it passes no gradient to its input."""
-    if not args:
-        return
-    with torch.inference_mode(False), torch.enable_grad():  # also where the model is in neither
-        x = args[0].detach().clone().requires_grad_(True)
-        y = norm.forward(x.clone())  # which may be changed in place
-        gradient = None
-        if isinstance(y, Tensor) and y.requires_grad:
-            gradient = torch.autograd.grad(y.sum(), x, allow_unused=True)[0]
-    if gradient is None:
-        blocking[path] = norm
-
-
-def _why_not(problem: str, blocking: Mapping[str, nn.Module]) -> str:
-    """Return in one sentence why gradients cannot be compared."""
-    if not blocking:
-        return f"the gradients cannot be compared: {problem}"
-    kinds = sorted({title(norm) for norm in blocking.values()})
-    return (
-        f"{listing(kinds)} passes no gradient to its input at {listing(blocking)}, so gradients cannot be compared; "
-        "a torch.no_grad, an inference mode or a detach in it is the usual cause"
-    )
 
 
 def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:

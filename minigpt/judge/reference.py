@@ -230,7 +230,7 @@ class Reference(Runner):
         batches = [as_batch(ids, self.device) for ids in texts]
         try:
             with self.exactly():
-                return gradients_of(host.model, batches, host.embedding, host.prefix, host.sites)
+                return gradients_of(host.model, batches, host.embedding, host.prefix)
         except NormError as error:
             name = type(host.model).__name__
             raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error

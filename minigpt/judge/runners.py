@@ -149,7 +149,7 @@ class ModuleRunner(FunctionRunner):
             return None
         batches = [self.tensor(ids) for ids in texts]
         with self.naming():
-            return gradients_of(self.module, batches, self.facts.embedding, self.prefix, self.facts.sites)
+            return gradients_of(self.module, batches, self.facts.embedding, self.prefix)
 
     def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
         if not self.reads_tokens or not any(prompt.written for prompt in prompts):
