@@ -1,10 +1,10 @@
 """Errors about a user's input. Every message is one sentence: what is wrong, and what to do."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 
 MOST_NAMES = 8  # in one message
-RAISED = (Exception, SystemExit)  # that foreign code may raise; it must not end the program either
 
 
 class MiniGPTError(ValueError):
@@ -53,6 +53,15 @@ class NormError(MiniGPTError):
 
 class GenerationError(MiniGPTError):
     """Invalid tokens or settings of generation."""
+
+
+def raised() -> type[BaseException]:
+    """Return what an ``except`` clause takes of foreign code: whatever it raises but an interrupt, which goes on.
+
+    SystemExit, the panics of libraries in Rust and somebody's own classes are no Exceptions.
+    """
+    goes_on = isinstance(sys.exception(), KeyboardInterrupt | GeneratorExit)
+    return Exception if goes_on else BaseException
 
 
 def is_about_memory(error: BaseException) -> bool:

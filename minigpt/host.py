@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from minigpt.config import GPT2_TYPES
+from minigpt.errors import raised
 from minigpt.norms.formulas import exact_norm, ways_of_rounding
 from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
@@ -381,7 +382,7 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
     others = {name: _on_cpu(x) for name, x in values.items() if name not in used}
     try:
         output = _output(norm, used | others, rows)
-    except Exception:  # foreign code may raise anything
+    except raised():
         return NormSite("other", width=width)
     if output.shape != rows.shape:
         return NormSite("other", width=width)
@@ -438,7 +439,7 @@ def _rounds(
     rows = rows.bfloat16()
     try:
         y = _output(norm, tensors, rows)
-    except Exception:  # foreign code may raise anything
+    except raised():
         return None
     row = exact_norm(rows, kind, eps=eps)
     for way, rounded in ways_of_rounding(row, scale, torch.bfloat16).items():

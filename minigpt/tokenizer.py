@@ -1,5 +1,6 @@
 """Text <-> token ids, with the ids that transformers gives."""
 
+import io
 import json
 import math
 import pickle
@@ -21,7 +22,8 @@ from minigpt.checkpoint.contents import (
     local_place,
     write_json,
 )
-from minigpt.errors import CheckpointError, GenerationError, listing
+from minigpt.checkpoint.pickles import check_pickle
+from minigpt.errors import CheckpointError, GenerationError, listing, raised
 from minigpt.files import read_text, replaced, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
@@ -77,7 +79,7 @@ class Tokenizer:
             raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         try:
             tokenizer = cls(*_read(folder))
-        except Exception as error:  # the libraries raise bare ones
+        except raised() as error:  # a library in Rust may panic
             reason = " ".join(str(error).split())
             if any(folder.glob("*.model")):
                 reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
@@ -109,10 +111,10 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise GenerationError(f"text must be a string of valid Unicode, got {text!r:.200}") from error
-        except Exception as error:
+        except raised() as error:
             raise GenerationError(f"the tokenizer cannot read {text!r:.200}: {self._reason(error, text)}") from error
 
-    def _reason(self, error: Exception, text: str) -> str:
+    def _reason(self, error: BaseException, text: str) -> str:
         """Return why a text cannot be read. The error of a tokenizer of characters does not name them."""
         if not isinstance(self.backend.model, models.WordLevel):
             return str(error)
@@ -348,8 +350,10 @@ def _of_characters(file: Path) -> tokenizers.Tokenizer:
     Raises:
         ValueError, pickle.UnpicklingError: if it holds anything else.
     """
-    with file.open("rb") as stream:
-        meta = _PlainUnpickler(stream).load()
+    stream = io.BytesIO(file.read_bytes())
+    check_pickle(stream)
+    stream.seek(0)
+    meta = _PlainUnpickler(stream).load()
     vocabulary = None
     if isinstance(meta, dict):
         vocabulary = meta.get("stoi")

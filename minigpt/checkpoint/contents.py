@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from minigpt.checkpoint.pickles import check_pickles
 from minigpt.config import GPT2_TYPES
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, raised
 from minigpt.files import as_path, is_temporary, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -336,10 +337,10 @@ def _read(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
         if file.suffix == ".safetensors":
             return load_file(file), None
         return _read_pickle(file)
-    except Exception as error:  # each library raises its own kinds
+    except raised() as error:  # each library raises its own kinds
         # torch.load also says how to run the file without restrictions. Keep only the reason.
-        _, _, reason = str(error).partition("WeightsUnpickler error:")
-        reason = reason.partition("Please use")[0] or str(error)
+        reason = str(error).rpartition("WeightsUnpickler error:")[2]
+        reason = re.split(r"Please use|Check the documentation", reason)[0]
         raise CheckpointError(f"{file} cannot be read as a {file.suffix} file: {' '.join(reason.split())}") from error
 
 
@@ -348,10 +349,8 @@ def _read_pickle(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
 
     ``torch.load(weights_only=True)`` reads the pickle. It builds tensors and plain containers, and calls nothing else.
     """
-    is_archive = zipfile.is_zipfile(file)
-    if is_archive:
-        _require_stored(file)
-    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
+    check_pickles(file)
+    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     if not isinstance(loaded, Mapping):
         raise ValueError(f"it must hold a state dict, got a {type(loaded).__name__}")
     tensors: dict[str, Tensor] = {}
@@ -363,18 +362,6 @@ def _read_pickle(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | Non
             raise ValueError(f"{name!r} has shape {tuple(value.shape)}, and the file does not hold so many values")
         tensors[name] = value.detach()
     return tensors, loaded.get("model_args")  # as nanoGPT
-
-
-def _require_stored(archive: Path) -> None:
-    """Check that no file of an archive is compressed.
-
-    Raises:
-        ValueError: if one is.
-    """
-    with zipfile.ZipFile(archive) as files:
-        for entry in files.infolist():
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError("its archive is compressed, which torch.save never does")
 
 
 def _state_in(loaded: Mapping[Any, Any]) -> Mapping[Any, Any]:

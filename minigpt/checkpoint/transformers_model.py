@@ -16,7 +16,7 @@ from torch import nn
 from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
 from minigpt.checkpoint.offloading import can_round_later, device_map_of, may_take, round_like, watched_weights
 from minigpt.checkpoint.sizes import check_counts, check_memory
-from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing
+from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing, raised
 from minigpt.files import TemporaryFolder
 from minigpt.host import Shape, norm_sites
 from minigpt.machine import return_memory
@@ -110,7 +110,7 @@ def load_with_transformers(
                 model, report = load("eager")
     except (MiniGPTError, MemoryError):
         raise
-    except Exception as error:  # transformers and what it calls raise many kinds
+    except raised() as error:  # transformers and what it calls raise many kinds
         if is_about_memory(error):
             raise
         reason = " ".join(str(error).split())

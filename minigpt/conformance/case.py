@@ -10,7 +10,7 @@ import torch
 
 from minigpt.conformance.compare import Outcome
 from minigpt.conformance.subject import Subject, Unsupported
-from minigpt.errors import RAISED, NormError
+from minigpt.errors import NormError, raised
 from minigpt.machine import one_thread
 from minigpt.norms.foreign.locate import last_line
 from minigpt.norms.foreign.packages import NotSupported
@@ -246,7 +246,7 @@ class Case:
                 return Outcome(None, math.inf, note=str(error))
         except NormError as error:
             return Outcome(False, math.inf, note=str(error))
-        except RAISED as error:
+        except raised() as error:
             return Outcome(False, math.inf, note=f"it raises {last_line(error)}")
         parts = set[str]()
         for outcome in outcomes:

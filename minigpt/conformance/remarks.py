@@ -14,7 +14,7 @@ from minigpt.conformance.found import Results, judged_at, listed_values, on_axis
 from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
-from minigpt.errors import RAISED
+from minigpt.errors import raised
 from minigpt.host import probe_norm
 from minigpt.machine import one_thread
 from minigpt.norms import notes
@@ -47,7 +47,7 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     asked = {case.value for case in results}
     for value, remark in of_cases:
         if value in asked:
-            with contextlib.suppress(*RAISED):
+            with contextlib.suppress(Exception):
                 sentences += remark(subject.drawing_for("remarks"))
     return sentences
 
@@ -83,7 +83,7 @@ def mixed_precision(subject: Subject) -> list[str]:
         rows = dtype_name(dtype)
         try:
             y = norm.call(subject.rows(4, 64, dtype=dtype))
-        except RAISED as error:
+        except raised() as error:
             return [f"it refuses {rows} rows with a float32 scale and shift, as PyTorch's own does on CUDA: {error}"]
         if y.dtype != dtype:
             sentence = f"{rows} rows with a float32 scale come out in {dtype_name(y.dtype)}"
@@ -151,7 +151,7 @@ def second_derivatives(subject: Subject) -> list[str]:
         x = torch.linspace(-1, 1, 18, dtype=torch.float64).view(3, 6).sin().requires_grad_()
         leaves = (x, *norm.parameters())
         right = torch.autograd.gradgradcheck(lambda x, *_: norm(x), leaves, raise_exception=False, fast_mode=True)
-    except RAISED:
+    except raised():
         return ["it has no second derivatives in float64, or none on the CPU; training needs only first ones"]
     if right:
         return []
@@ -164,7 +164,7 @@ def rounding_remark(candidate: Built) -> list[str]:
     is_scaled_beside = candidate.adapted is not None and candidate.adapted.multiplies
     if candidate.subject.centers or is_scaled_beside:
         return []
-    with contextlib.suppress(*RAISED):
+    with contextlib.suppress(Exception):
         if probe_norm(module, 64).rounds == "row":
             return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
     return []

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
-from minigpt.errors import RAISED, NormError
+from minigpt.errors import NormError, raised
 from minigpt.machine import on_threads, one_thread
 from minigpt.norms.build import Builder
 from minigpt.norms.foreign.adapt import AdaptedNorm
@@ -104,7 +104,7 @@ class Built:
             return False
         try:
             self.module(x.new_ones(2, width))
-        except RAISED:
+        except raised():
             return True
         return False
 
@@ -203,7 +203,7 @@ class Subject:
                 norm = self.drawing_for("a first call").candidate(64, dtype)
                 with torch.no_grad():
                     norm.call(self.put(torch.ones(2, 64), dtype))
-            except RAISED as error:
+            except raised() as error:
                 raises[dtype] = str(error)
         return dataclasses.replace(self, raises=raises)
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.errors import RAISED, CheckpointError, ConfigError, GenerationError, MiniGPTError
+from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, raised
 
 MOST_REASON = 300  # characters of what a program says
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal
@@ -169,7 +169,7 @@ class Engine(ABC):
             yield
         except MiniGPTError:
             raise
-        except RAISED as error:
+        except raised() as error:
             raise CheckpointError(f"{what}: {reason_of(error)}") from error
 
 
@@ -201,7 +201,7 @@ def setting(name: str, value: Any) -> Iterator[None]:
     """Turn what a program raises as an option is set in the block into a ConfigError."""
     try:
         yield
-    except RAISED as error:
+    except raised() as error:
         raise ConfigError(f"cannot be {value!r}: {reason_of(error)}", argument=name) from error
 
 

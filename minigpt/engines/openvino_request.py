@@ -12,7 +12,7 @@ import numpy as np
 from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package
 from minigpt.engines.onnx_session import of_first_row
 from minigpt.engines.ports import Graph, Port
-from minigpt.errors import RAISED, CheckpointError
+from minigpt.errors import CheckpointError, raised
 
 SUFFIXES = (".xml", ".onnx")  # other formats that OpenVINO reads are of other programs, and may hold code
 REPORTED = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "INFERENCE_NUM_THREADS")
@@ -131,5 +131,5 @@ def _dtype(node: Any) -> str:
     kind = node.get_element_type()
     try:
         return np.dtype(kind.to_dtype()).name
-    except RAISED:
+    except raised():
         return kind.get_type_name()

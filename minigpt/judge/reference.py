@@ -19,7 +19,7 @@ from minigpt.checkpoint import Files
 from minigpt.checkpoint.contents import CONFIG
 from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
-from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing
+from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing, raised
 from minigpt.garbage import uncollected
 from minigpt.host import host_of, uncompiled, unwrapped
 from minigpt.inputs import left_padded
@@ -283,7 +283,7 @@ class Reference(Runner):
             yield
         except MiniGPTError:  # as of a file that changes meanwhile
             raise
-        except Exception as error:  # whatever a model of transformers raises
+        except raised() as error:
             reason = " ".join(str(error).split())
             if "meta tensor" in reason:  # accelerate brings a module's weights for its own call alone
                 reason = "a weight is used outside of its module, so it is not read block by block; give more memory"

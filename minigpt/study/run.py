@@ -13,7 +13,7 @@ from torch import nn
 
 from minigpt.checkpoint.contents import known_files
 from minigpt.device import resolve_device
-from minigpt.errors import RAISED, ConfigError, MiniGPTError, NormError
+from minigpt.errors import ConfigError, MiniGPTError, NormError, raised
 from minigpt.files import Lines, finite, hash_file, write_atomically
 from minigpt.judge.original import Original, read_original
 from minigpt.machine import software, versions
@@ -121,7 +121,7 @@ def run_cell(
         for part in _measurements(study, cell, key, out, say):
             protocol = row["protocol"] | part.get("protocol", {})
             row |= part | {"protocol": protocol}
-    except RAISED as error:  # whatever a norm, a metric or the memory does: the other cells run
+    except raised() as error:  # whatever a norm, a metric or the memory does: the other cells run
         row |= _failure(error)
     row["seconds"] = round(time.monotonic() - begin, 3)
     return finite(row)

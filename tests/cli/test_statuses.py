@@ -133,3 +133,13 @@ def test_a_norm_that_changes_the_dtype_is_no_layernorm(run: Run, tmp_path: Path)
     ended = run("norms", "--check", tmp_path / "own.py:Norm")
     assert (ended.status, ended.out[:4]) == (1, "FAIL")
     assert "changes the dtype: torch.float32 went in, torch.float64 came out" in " ".join(ended.out.split())
+
+
+@pytest.mark.parametrize(
+    "words", [("parity", "--prompt", "x", "--norm"), ("norms", "--check")], ids=lambda words: words[0]
+)
+def test_whatever_a_norm_raises_is_a_sentence(run: Run, words: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "own.py").write_text(
+        "class Own(BaseException): pass\ndef norm(x, weight, bias, eps): raise Own('a panic')\nnorm.arrays = 'numpy'\n"
+    )
+    assert "norm raised Own: a panic" in complaint(run(*words, tmp_path / "own.py:norm"))

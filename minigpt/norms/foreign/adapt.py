@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.errors import RAISED
+from minigpt.errors import raised
 from minigpt.norms.foreign.construct import EPS_NAME, require_same_shape, title
 from minigpt.norms.record import record_of
 from minigpt.norms.textbook import LayerNorm
@@ -205,7 +205,7 @@ def find_scale(module: nn.Module, shape: tuple[int, ...], *, probes: bool = True
     try:
         at_0 = _output_at(0, module, name, shape)
         at_1 = _output_at(1, module, name, shape)
-    except RAISED:
+    except raised():
         parameters = [scale]
         for path in _find(module, SHIFT_NAMES, shape)[:1]:
             parameters.append(module.get_parameter(path))

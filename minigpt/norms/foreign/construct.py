@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from minigpt.errors import RAISED, MiniGPTError, NormError
+from minigpt.errors import MiniGPTError, NormError, raised
 from minigpt.norms.foreign.locate import FUNCTION, last_line, source_file
 
 EPS_NAME = re.compile(r"(\w+_)?(eps|epsilon)")
@@ -125,7 +125,7 @@ def naming(make: object, name: str | None = None) -> Iterator[None]:
         yield
     except (MiniGPTError, torch.OutOfMemoryError):
         raise
-    except RAISED as error:
+    except raised() as error:
         what = last_line(error, source_file(make))
         raise NormError(f"{name or title(make)} raised {what}") from error
 
@@ -151,7 +151,7 @@ def _runs(module: nn.Module, shape: tuple[int, ...]) -> bool:
     try:
         with naming(module), torch.random.fork_rng(devices=[]), torch.no_grad():
             require_same_shape(copy.deepcopy(module)(x), x, module)
-    except RAISED:
+    except raised():
         return False
     return True
 

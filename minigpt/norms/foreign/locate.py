@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from minigpt.errors import RAISED, NormError, listing
+from minigpt.errors import NormError, listing, raised
 from minigpt.norms.registry import is_registered, lookup
 from minigpt.watch import watched
 
@@ -190,7 +190,7 @@ def _run(path: Path, source: bytes) -> ModuleType:
     try:
         with watched(name):
             exec(compile(source, path, "exec"), vars(module))
-    except RAISED as error:
+    except raised() as error:
         del sys.modules[name]
         raise NormError(f"{path} does not import: {last_line(error, str(path))}") from error
     finally:
@@ -204,6 +204,6 @@ def _from_package(place: str) -> ModuleType:
     try:
         with watched(place):
             return importlib.import_module(place)
-    except RAISED as error:
+    except raised() as error:
         hint = "a class in your own file is path/to/file.py:Name"
         raise NormError(f"{place} does not import: {last_line(error)}; {hint}") from error

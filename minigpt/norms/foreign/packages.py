@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigpt.errors import RAISED, NormError
+from minigpt.errors import NormError, raised
 from minigpt.norms.foreign.locate import last_line
 from minigpt.precision import dtype_name
 
@@ -111,7 +111,7 @@ def _has_numbers(made: Any) -> bool:
 def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except RAISED as error:
+    except raised() as error:
         raise NormError(f"must be a package that imports here, got {name!r}: {error}", argument="arrays") from error
 
 
@@ -159,7 +159,7 @@ def _checked(name: str, tensor: Tensor, make: Callable[[], Any]) -> Any:
     """
     try:
         array = make()
-    except RAISED as error:
+    except raised() as error:
         if tensor.dtype == torch.float32:
             raise NormError(f"{name} takes no array of {tuple(tensor.shape)}: {last_line(error)}") from error
         raise _without(name, tensor.dtype) from error
