@@ -114,6 +114,8 @@ FORWARDS: dict[str, Forward] = {
     "the scale as 1 + weight": scaled(lambda row, scale, shift: row + row * scale + shift),
     "the scale as weight, not 1 + weight": scaled(lambda row, scale, shift: row * scale - row + shift),
     "the shift added before the scale multiplies": scaled(lambda row, scale, shift: scale * (row + shift)),
+    "the scale rounded to bfloat16": scaled(lambda row, scale, shift: row * scale.bfloat16().to(scale) + shift),
+    "the scale rounded to float16": scaled(lambda row, scale, shift: row * scale.half().to(scale) + shift),
     "the scale read one column too late": scaled(lambda row, scale, shift: row * scale.roll(-1) + shift),
     "the scale read one column too early": scaled(lambda row, scale, shift: row * scale.roll(1) + shift),
     "the shift read one column too late": scaled(lambda row, scale, shift: row * scale + shift.roll(-1)),

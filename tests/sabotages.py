@@ -361,14 +361,13 @@ MISTAKES.pop(RightBackward)
 LosesAnEighth = backward("LosesAnEighth", "", lambda p: {"sum": without_an_eighth, "sum_bias": without_an_eighth})
 MISTAKES.pop(LosesAnEighth)  # it shows in long gradients alone
 backward("HalvedWhereWide", OF_INPUT + "only for width 1025", lambda p: {"times": 0.5 if p["n"] > 1024 else 1})
-backward("ReciprocalInHalf", OF_INPUT + "no known mistake fits", lambda p: {"r": bfloat16(p["r"])})
-MISTAKES[backward("RowInHalf", f"{OF_INPUT}no known mistake fits", lambda p: {"s": p["s"].half().to(p["s"])})] += (
-    OF_WEIGHT + "no known mistake fits",
-)
+backward("ReciprocalInHalf", OF_INPUT + "1 / deviation is rounded to bfloat16", lambda p: {"r": bfloat16(p["r"])})
+OF_ROW = "the normalized row is rounded to float16"
+MISTAKES[backward("RowInHalf", OF_INPUT + OF_ROW, lambda p: {"s": p["s"].half().to(p["s"])})] += (OF_WEIGHT + OF_ROW,)
 backward("RowNotNormalized", OF_WEIGHT + "the row is not normalized", lambda p: {"terms": p["dy"] * p["x"]})
 backward("MeanOverRows", OF_WEIGHT + "it is the mean over the rows", lambda p: {"sum": lambda terms: terms.mean(0)})
 backward("BiasLosesRows", OF_BIAS + "only for 1,025 rows", lambda p: {"sum_bias": lambda terms: terms[:512].sum(0)})
-backward("SummedInHalf", OF_WEIGHT + "no known mistake fits",
+backward("SummedInHalf", OF_WEIGHT + "the sum over the rows is rounded to bfloat16 as rows are added",
          lambda p: {"sum": summed_in_half} if p["x"].dtype in HALVES and p["x"].numel() < 2**18 else {})  # fmt: skip
 WrongInHalfAndBackward = mistake(
     "WrongInHalfAndBackward", OF_INPUT + "it is multiplied by 0.9", *NARROW,

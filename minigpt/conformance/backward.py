@@ -2,12 +2,13 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minigpt.conformance.cases import gradients
+from minigpt.conformance.cases import PyTorchInFloat32, gradients
 from minigpt.conformance.found import (
     MOST_LISTED,
     UNKNOWN,
@@ -24,7 +25,9 @@ from minigpt.conformance.probes import LIMIT, PROBES, best, distance, of_probes,
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import PRECISIONS, PRUNED, ordinary
 from minigpt.norms.formulas import deviation, exact_norm
+from minigpt.precision import DTYPES, HALVES, dtype_name
 
+PIECES = 64  # of the rows of a probe
 BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 SIGNS = {0: "it is 0", -1: "it has the wrong sign"}
 
@@ -39,12 +42,12 @@ def of_gradients(subject: Subject, failed: Results, results: Results) -> Mistake
     for part in sorted(parts):
         of_part = [case for case in cases if part in case.worst_measured.parts]
         at = wrong_at(of_part)
-        sentences = _formulas(subject, first_dtype(at), part)
-        if not sentences:
-            sentence, at = _where(of_part, results)
-            sentences = [sentence]
-        for sentence in sentences:
-            mistakes.append((f"the gradient of the {part} is wrong: {sentence}", at))
+        with PyTorchInFloat32():  # as the cases were judged
+            found = [(sentence, at) for sentence in _formulas(subject, first_dtype(at), part)]
+            found = found or _roundings(subject, at, part)
+        found = found or [_where(of_part, results)]
+        for sentence, shown_at in found:
+            mistakes.append((f"the gradient of the {part} is wrong: {sentence}", shown_at))
     return mistakes
 
 
@@ -55,6 +58,20 @@ def _formulas(subject: Subject, dtype: torch.dtype, part: str) -> list[str]:
         for probe, shape in BACKWARD_PROBES.items():
             by_probe[probe] = wrong_gradient(subject.drawing_for("gradients"), dtype, shape, part)
     return of_probes(by_probe)
+
+
+def _roundings(subject: Subject, at: set[str], part: str) -> Mistakes:
+    """Return which step is rounded to half precision: of a wide dtype, or of each half precision by itself."""
+    first = first_dtype(at)
+    dtypes = [dtype for name, dtype in DTYPES.items() if name in at] if first in HALVES else [first]
+    mistakes: Mistakes = []
+    with contextlib.suppress(Exception):
+        for dtype in dtypes:
+            drawing = subject.drawing_for("roundings of gradients")
+            sentence = rounded_step(drawing, dtype, part) or rounded_sum(drawing, dtype, part)
+            if sentence:
+                mistakes.append((sentence, at if first not in HALVES else {dtype_name(dtype)}))
+    return mistakes
 
 
 def _where(cases: Results, results: Results) -> FoundMistake:
@@ -115,13 +132,13 @@ class Probe(NamedTuple):
         return formulas
 
 
-def probe_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Probe:
-    """Return a probe of rows whose deviations spread over three powers of ten."""
+def probe_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], mean: float = 0.0) -> Probe:
+    """Return a probe of rows whose deviations spread over three powers of ten, with means about ``mean`` of these."""
     rows, width = math.prod(shape[:-1]), shape[-1]
     norm = subject.candidate(width, dtype)
     norm.module.train()
     spread = torch.logspace(-2, 1, rows, dtype=torch.float64)[:, None]
-    x = subject.put(spread * ordinary(rows, width, subject.generator), dtype).view(shape)
+    x = subject.put(spread * (mean + ordinary(rows, width, subject.generator)), dtype).view(shape)
     dy = subject.rows(*shape, dtype=dtype)
     wide_x = x.detach().cpu().double().view(rows, width)
     wide_dy = dy.detach().cpu().double().view(rows, width)
@@ -152,6 +169,76 @@ def wrong_gradient(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...],
     if part == "input" and distance(probe.first_row_alone(), value[:1]) > limit:
         return ["that of a row depends on the other rows of the batch"]
     return None
+
+
+def rounded_step(subject: Subject, dtype: torch.dtype, part: str) -> str:
+    """Return the steps of a backward pass whose rounding to half precision gives a gradient; "" if none does."""
+    if part == "bias":
+        return ""
+    probe = probe_of(subject, dtype, (24, 768), mean=30)
+    value, x, g = probe.gradient(part), probe.rows, probe.incoming * probe.weight
+    center = x.mean(-1, keepdim=True) if subject.centers else torch.zeros_like(x[:, :1])
+    inverse = 1 / probe.deviation
+    names = {"mean": "the mean", "inverse": "1 / deviation", "row": "the normalized row"}
+    if not subject.centers:
+        names["inverse"] = "1 / sqrt(mean square)"
+
+    def off(steps: Sequence[str], last: Sequence[str], narrow: torch.dtype) -> float:
+        """Return how far a gradient is off whose row has some steps rounded, and whose last product has others."""
+
+        def rounded(step: str, value: Tensor, among: Sequence[str] = steps) -> Tensor:
+            return value.to(narrow).double() if step in among else value
+
+        s = rounded("row", (x - rounded("mean", center)) * rounded("inverse", inverse))
+        if part == "weight":
+            expected = (probe.incoming * s).sum(0)
+        else:
+            along = s * (g * s).mean(-1, keepdim=True)
+            if subject.centers:
+                along = along + g.mean(-1, keepdim=True)
+            expected = (g - along) * rounded("inverse", inverse, last)
+        if dtype in HALVES:
+            expected = expected.to(dtype).double()
+        if part == "input":
+            expected = expected * probe.deviation
+        return distance(value, expected)
+
+    by_right = off((), (), dtype)
+    offs: list[tuple[str, float]] = []
+    for narrow in (dtype,) if dtype in HALVES else HALVES:
+        for steps in ((), ("mean",), ("inverse",), ("row",), ("mean", "inverse"), ("mean", "row"), ("inverse", "row")):
+            for last in ((), ("inverse",)):
+                shown = [name for step, name in names.items() if step in (*steps, *last)]
+                verb = "is" if len(shown) == 1 else "are"
+                sentence = f"{' and '.join(shown)} {verb} rounded to {dtype_name(narrow)}"
+                offs.append((sentence, off(steps, last, narrow)))
+    closest = min(distance for _, distance in offs)
+    if not closest < by_right / 2:
+        return ""
+    return next(sentence for sentence, distance in offs if distance <= 1.3 * closest)
+
+
+def rounded_sum(subject: Subject, dtype: torch.dtype, part: str) -> str:
+    """Return that a sum over rows is rounded, if the sums over few of them add up to a better one; else "".
+
+    So no row is lost, and none is wrong.
+    """
+    if part == "input":
+        return ""
+    probe = probe_of(subject, dtype, (PIECES * 16, 64))
+    terms = probe.incoming if part == "bias" else probe.incoming * exact_norm(probe.rows, probe.kind)
+    whole, true = probe.gradient(part), terms.sum(0)
+    pieces = torch.zeros_like(whole)
+    for piece in range(PIECES):
+        is_in = torch.arange(len(terms), device=probe.dy.device) % PIECES == piece
+        pieces += probe._replace(dy=probe.dy * is_in[:, None]).gradient(part)
+    off = distance(whole, true)
+    if off <= max(3 * distance(pieces, true), 1.5 * PRECISIONS[dtype].result):
+        return ""
+    for narrow in HALVES:
+        if torch.equal(whole.to(narrow).double(), whole):
+            return f"the sum over the rows is rounded to {dtype_name(narrow)} as rows are added"
+    return "the sum over the rows is rounded as rows are added"
 
 
 def name_of_factor(factor: float) -> str:

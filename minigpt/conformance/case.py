@@ -252,7 +252,8 @@ class Case:
         for outcome in outcomes:
             parts |= outcome.parts
         worst = max(outcomes, key=lambda outcome: outcome.ratio)
-        return dataclasses.replace(worst, parts=frozenset(parts))
+        lost = max(outcome.lost for outcome in outcomes)
+        return dataclasses.replace(worst, parts=frozenset(parts), lost=lost)
 
 
 OfGroup = TypeVar("OfGroup", Case, CaseResult)

@@ -19,6 +19,7 @@ class Outcome:
         note: the comparison, for example "the second call"; or why nothing was measured.
         place: of what is wrong in the tensor: "rows from 256 on".
         parts: the gradients that are wrong, by name; "" for an output.
+        lost: the RMS error over the RMS of a gradient that PyTorch's own backward pass computes.
     """
 
     passed: bool | None
@@ -28,6 +29,7 @@ class Outcome:
     note: str = ""
     place: str = ""
     parts: frozenset[str] = frozenset()
+    lost: float = 0.0
 
 
 @one_thread()

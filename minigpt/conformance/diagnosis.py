@@ -245,7 +245,7 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
         sentences = probes.agreed(subject, dtype)
         if not sentences and dtype in HALVES:
             sentences = otherwise_rounded(subject, dtype)
-        sentences = sentences or probes.precision(subject, dtype)
+        sentences = sentences or probes.reciprocal(subject, dtype) or probes.precision(subject, dtype)
         if not sentences and worst.place and worst.ratio > FAR:
             return [of_cases("some rows or columns are wrong", shown)]
         sentences = sentences or probes.structure(subject, dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
-from minigpt.norms.formulas import exact_norm, formula, tables
+from minigpt.norms.formulas import deviation, exact_norm, formula, tables
 from minigpt.precision import HALVES, dtype_name
 
 LIMIT = 1e-4  # a formula explains a norm's outputs to this relative accuracy
@@ -120,6 +120,24 @@ def best(formulas: Iterable[tuple[list[str], float]], limit: float) -> list[str]
         if off <= about_closest:
             return names
     return None
+
+
+def reciprocal(subject: Subject, dtype: torch.dtype) -> list[str]:
+    """Return how 1 / deviation is rounded, if each row is right but for a factor near 1, above it or below."""
+    x = subject.put(ordinary(64, 1024, subject.generator), dtype).cpu().double()
+    y, true = ask(subject, x, dtype=dtype), exact_norm(x, subject.kind)
+    factor = (y * true).sum(-1, keepdim=True) / true.square().sum(-1, keepdim=True)
+    off = (factor - 1).abs().max().item()
+    above = (factor > 1).double().mean().item()
+    is_of_rows = 16 * PRECISIONS[dtype].result < off < 0.01 and distance(y, factor * true) < off / 8
+    if not is_of_rows or not 0.2 < above < 0.8:
+        return []
+    inverse = factor / deviation(x, subject.kind)
+    for narrow in HALVES:
+        if distance(inverse.to(narrow).double(), inverse) < off / 64:
+            return [f"1 / deviation is rounded to {dtype_name(narrow)}"]
+    bits = math.ceil(-math.log2(off) - 0.25)
+    return [f"1 / deviation has {bits} bits, as an approximate reciprocal root: rows are off by up to {off:.1g}"]
 
 
 def precision(subject: Subject, dtype: torch.dtype) -> list[str]:

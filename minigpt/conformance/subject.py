@@ -18,7 +18,7 @@ from minigpt.norms.build import Builder
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
-from minigpt.norms.formulas import GPT2_EPS, norm_by_pytorch
+from minigpt.norms.formulas import GPT2_EPS
 from minigpt.precision import DTYPES, dtype_name
 
 OTHER_EPS = 1e-3  # one that GPT-2 does not have
@@ -108,13 +108,10 @@ class Built:
             return True
         return False
 
-    def by_pytorch(self, x: Tensor) -> Tensor:
-        """Return PyTorch's own norm of ``x``, with scale and shift where the module has them."""
-        adapted = self.adapted
-        weight = None if adapted and adapted.multiplies else self.module.weight
-        bias = None if adapted and adapted.adds else self.module.bias
-        y = norm_by_pytorch(x, self.subject.kind, weight, bias, self.eps)
-        return adapted.completed(y) if adapted else y
+    def in_float32(self) -> "Built":
+        """Return a norm with the same scale and shift in float32."""
+        scale, shift = self.module.weight, self.module.bias
+        return self.subject.candidate(len(scale), weights=lambda *_: (scale, shift))
 
     def compared(self, inputs: Iterable[tuple[str, Tensor]]) -> list[Outcome]:
         """Compare the norm of each input with the truth. One may be an earlier one whose numbers have changed."""

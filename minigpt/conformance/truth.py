@@ -41,6 +41,12 @@ def far_from_zero(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     return x + 1000 * side
 
 
+def off_zero(rows: int, width: int, generator: Generator) -> RowsInFloat64:
+    """Return rows with means of 16 to 26 deviations: float32 holds such a mean well, and half precision does not."""
+    mean = 16 + 10 * torch.rand(rows, 1, generator=generator, dtype=torch.float64)
+    return normal(generator, rows, width) + mean
+
+
 def near_eps(rows: int, width: int, generator: Generator) -> RowsInFloat64:
     """Return rows with deviations from a tenth to ten times sqrt(1e-5): here eps decides the result."""
     deviations = torch.logspace(-1, 1, rows, dtype=torch.float64)[:, None]
@@ -124,6 +130,7 @@ PRUNED = RowKind("zero scale", "weights that are exactly 0, tiny or negative", o
 CONSTANT = RowKind("constant rows", "rows of one value each", constant)
 HUGE_VALUES = RowKind("huge values", "values whose squares overflow the dtype of the input", uniform, magnitudes=HUGE)
 FAR_FROM_ZERO = RowKind("mean far from 0", "a mean a thousand times the deviation", far_from_zero)
+OFF_ZERO = RowKind("mean off 0", "means of 16 to 26 deviations, which half precision rounds", off_zero)
 MASSIVE = RowKind("massive activations", "a few values near 3,000 among values about 1", massive)
 ROW_KINDS = [
     ORDINARY,
@@ -273,7 +280,7 @@ def gradient_truth(
         mean_sizes = mean_size + size * mean_product
         terms = {
             "input": (g.abs() + mean_sizes) / row.deviation,
-            "weight": 2 * total((dy * s).square()).sqrt(),
+            "weight": 2 * total(times * (dy * s).square()).sqrt(),  # roundings of repeated rows are the same
         }
         for name, bound in off.items():
             off[name] = bound + _half_step(true[name], bound, precision.result)

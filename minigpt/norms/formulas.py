@@ -86,6 +86,8 @@ RARE: dict[str, dict[str, Any]] = {  # mistakes that are looked for in a norm by
     },
     "affine": {
         "scale and shift exchanged": lambda y, scale, shift: y * shift + scale,
+        "the scale rounded to bfloat16": lambda y, scale, shift: y * scale.bfloat16() + shift,
+        "the scale rounded to float16": lambda y, scale, shift: y * scale.half() + shift,
         "the scale read one column too late": lambda y, scale, shift: y * scale.roll(-1) + shift,
         "the scale read one column too early": lambda y, scale, shift: y * scale.roll(1) + shift,
         "the shift read one column too late": lambda y, scale, shift: y * scale + shift.roll(-1),
