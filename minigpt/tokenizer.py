@@ -1,5 +1,6 @@
 """Text <-> token ids, with the ids that transformers gives."""
 
+import copy
 import io
 import json
 import math
@@ -23,14 +24,15 @@ from minigpt.checkpoint.contents import (
     write_json,
 )
 from minigpt.checkpoint.pickles import check_pickle
-from minigpt.errors import CheckpointError, GenerationError, listing, raised
+from minigpt.config import GPT2_TYPE
+from minigpt.errors import CheckpointError, ConfigError, GenerationError, listing, raised
 from minigpt.files import read_text, replaced, write_atomically
 
 END_OF_TEXT = "<|endoftext|>"
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-2
-GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
+GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 PLAIN_CLASS = "PreTrainedTokenizerFast"  # takes a tokenizer.json as it is
-PLAIN_CLASSES = (*GPT2_CLASSES, PLAIN_CLASS, "TokenizersBackend")
+PLAIN_CLASSES = (None, PLAIN_CLASS, "TokenizersBackend")
 LONG_TEXT = 100_000  # characters, which take a tenth of a second to read
 KEEPS_BYTES = ("ByteLevel", "Split", "Digits", "Sequence")  # pre-tokenizers that drop nothing, unless one removes
 
@@ -38,33 +40,56 @@ KEEPS_BYTES = ("ByteLevel", "Split", "Digits", "Sequence")  # pre-tokenizers tha
 class Tokenizer:
     """A checkpoint's tokenizer: mostly byte-level BPE (Radford et al. 2019, section 2.2), which loses no text.
 
+    A text always has the same ids. So truncation, padding, BPE dropout (arXiv 1910.13267) and Unigram's sampling are
+    off, whatever a file remembers from training or an earlier call has left on. Special tokens are read as such, unless
+    the settings say ``split_special_tokens``.
+
     Args:
-        backend: the ``tokenizers.Tokenizer`` that does the work.
+        backend: the ``tokenizers.Tokenizer`` that does the work. It is copied: other calls may change theirs.
         settings: the fields of tokenizer_config.json, e.g. the end-of-text token or the chat template. By default
             ``<|endoftext|>``, if the vocabulary has it, ends a text.
+
+    Raises:
+        ConfigError: if the backend cannot be copied, as one with components written in Python.
     """
 
+    backend: tokenizers.Tokenizer
+    settings: dict[str, Any]
+
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
+        try:
+            copied = copy.deepcopy(backend)
+        except Exception as error:  # a bare one
+            raise ConfigError(f"cannot be copied: {error}", argument="backend") from error
+        self._take(copied, settings)
+
+    def _take(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None) -> None:
+        """Become the tokenizer of a backend that nobody else has."""
         self.backend = backend
-        self.settings: dict[str, Any] = {}
+        self.settings = {}
         if settings is not None:
             self.settings = settings
         elif backend.token_to_id(END_OF_TEXT) is not None:
             self.settings = dict.fromkeys(TOKEN_NAMES, END_OF_TEXT)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(self.settings.get("split_special_tokens"))
+        model: Any = backend.model
+        if isinstance(model, models.BPE):
+            model.dropout = None
+        if isinstance(model, models.Unigram):
+            model.alpha = None
 
     @classmethod
     def from_pretrained(
         cls, source: str | Path = "demo", *, revision: str | None = None, local_files_only: bool = False
     ) -> "Tokenizer":
-        """Load the tokenizer of a checkpoint. A tokenizer.json is taken as it is.
+        """Load the tokenizer of a checkpoint. A tokenizer.json is taken as it is, where transformers does so too.
 
         transformers' AutoTokenizer reads any other: a vocab.json with merges.txt, BERT's vocab.txt, SentencePiece
         (which needs two more packages), and a tokenizer.json with added_tokens.json, special_tokens_map.json or a class
-        of its own in its folder. OpenAI's encoder.json with vocab.bpe is read too, and so are the characters of
-        nanoGPT's meta.pkl.
-
-        Truncation, padding and BPE dropout (arXiv 1910.13267) that a tokenizer.json remembers from training are off, so
-        that a text always has the same ids.
+        of its own in its folder. Its class of GPT-2 takes only vocabulary and merges of a tokenizer.json. OpenAI's
+        encoder.json with vocab.bpe is read too, and so are the characters of nanoGPT's meta.pkl.
 
         Raises:
             CheckpointError: if the source cannot be found, or has no tokenizer or one that cannot be read.
@@ -77,17 +102,17 @@ class Tokenizer:
         """Load the tokenizer whose files are in a folder. Raises as ``from_pretrained``."""
         if not any((folder / name).is_file() for name in VOCABULARY_FILES):
             raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
+        tokenizer = cls.__new__(cls)
         try:
-            tokenizer = cls(*_read(folder))
+            tokenizer._take(*_read(folder))
         except raised() as error:  # a library in Rust may panic
             reason = " ".join(str(error).split())
             if any(folder.glob("*.model")):
                 reason = f"SentencePiece's file needs two packages, pip install sentencepiece protobuf; {reason}"
             raise CheckpointError(f"the tokenizer in {folder} cannot be read: {reason}") from error
-        lacks_bytes = any(tokenizer.backend.token_to_id(character) is None for character in _BYTE_OF)
-        if tokenizer._is_byte_level and lacks_bytes:
+        if tokenizer._is_byte_level and len(tokenizer._missing_bytes) == len(_BYTE_OF):
             raise CheckpointError(
-                f"the tokenizer in {folder} is byte-level, and lacks some of the 256 bytes; if it is of another kind, "
+                f"the tokenizer in {folder} is byte-level, and has no token for any byte; if it is of another kind, "
                 "its tokenizer_config.json must name a tokenizer_class"
             )
         return tokenizer
@@ -267,10 +292,17 @@ class Tokenizer:
         return self.backend.decoder is not None and b'"ByteLevel"' in self.backend.decoder.__getstate__()
 
     @cached_property
+    def _missing_bytes(self) -> list[int]:
+        """The bytes that a byte-level vocabulary has no token for. Texts lose them, as in transformers."""
+        return [byte for character, byte in _BYTE_OF.items() if self.backend.token_to_id(character) is None]
+
+    @cached_property
     def _longest_token(self) -> int | None:
         """The bytes of the longest token, if the tokens of every text are all its bytes; else None."""
         settings = json.loads(self.backend.to_str())
         if not self._is_byte_level or settings["normalizer"] is not None or settings["pre_tokenizer"] is None:
+            return None
+        if self._missing_bytes:
             return None
         splits = [settings["pre_tokenizer"]]
         for split in splits:
@@ -302,37 +334,57 @@ def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     fields = fields_of(folder / "tokenizer_config.json")
     if (folder / "chat_template.jinja").is_file():
         fields["chat_template"] = read_text(folder / "chat_template.jinja", CheckpointError)
-    backend = _plain(folder, fields)
+    config = fields_of(folder / CONFIG)
+    name = fields.get("tokenizer_class") or config.get("tokenizer_class")
+    is_gpt2 = name in GPT2_CLASSES or (name is None and config.get("model_type") == GPT2_TYPE)
+    backend = None
+    if is_gpt2 or name in PLAIN_CLASSES:
+        backend = _plain(folder, fields, is_gpt2)
     if backend is not None:
-        if fields.get("tokenizer_class") in GPT2_CLASSES:
+        if is_gpt2 or name is None:
             fields = dict.fromkeys(TOKEN_NAMES, END_OF_TEXT) | fields
     elif (folder / "meta.pkl").is_file():
         backend = _of_characters(folder / "meta.pkl")
     else:
-        hf_tokenizer = _of_transformers(folder)
+        hf_tokenizer = _of_transformers(folder, config.get("tokenizer_class"))
         backend, fields = hf_tokenizer.backend_tokenizer, fields | hf_tokenizer.special_tokens_map
-    backend.no_truncation()
-    backend.no_padding()
-    if isinstance(backend.model, models.BPE):
-        backend.model.dropout = None
     return backend, fields
 
 
-def _plain(folder: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer | None:
-    """Return the backend of tokenizer.json; None without one, or if the files in its folder say more than it does."""
+def _plain(folder: Path, fields: dict[str, Any], is_gpt2: bool) -> tokenizers.Tokenizer | None:
+    """Return the backend of tokenizer.json; None without one, or if transformers makes another one of its folder.
+
+    Args:
+        is_gpt2: whether transformers' class of GPT-2 reads it.
+    """
     more = ["added_tokens.json", "special_tokens_map.json"]
     if fields.get("added_tokens_decoder"):  # which replaces the latter
         more.remove("special_tokens_map.json")
     has_more = any((folder / name).exists() for name in more)
-    is_plain = fields.get("tokenizer_class") in PLAIN_CLASSES
-    if has_more or not is_plain or not (folder / "tokenizer.json").is_file():
+    if has_more or not (folder / "tokenizer.json").is_file():
         return None
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if is_gpt2 and not _is_gpt2s(backend, bool(fields.get("add_prefix_space"))):
+        return None
     for token in _named_tokens(fields):
         text = _content(token)
         if isinstance(text, str) and backend.token_to_id(text) is None:
             return None
     return backend
+
+
+def _is_gpt2s(backend: tokenizers.Tokenizer, add_prefix_space: bool) -> bool:
+    """Return whether transformers' class of GPT-2 would make this backend of its vocabulary and merges."""
+    model: Any = backend.model
+    if backend.normalizer is not None or backend.pre_tokenizer is None or backend.decoder is None:
+        return False
+    if not isinstance(model, models.BPE) or model.unk_token is not None or model.byte_fallback or model.ignore_merges:
+        return False
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return False
+    made = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    states = [json.loads(part.__getstate__()) for part in (backend.pre_tokenizer, made)]
+    return states[0] == states[1] and json.loads(backend.decoder.__getstate__())["type"] == "ByteLevel"
 
 
 def _named_tokens(fields: dict[str, Any]) -> list[Any]:
@@ -378,14 +430,14 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is not read from a pickle: that could run code")
 
 
-def _of_transformers(folder: Path) -> Any:
-    """Return the tokenizer that transformers makes of a folder."""
+def _of_transformers(folder: Path, name: str | None) -> Any:
+    """Return the tokenizer that transformers makes of a folder, whose config.json may name a class."""
     from transformers import AutoTokenizer, GPT2Config, GPT2Tokenizer
 
     if (folder / "encoder.json").is_file():  # OpenAI's names of vocab.json and merges.txt
         return GPT2Tokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
     config: Any = GPT2Config()
-    config.tokenizer_class = fields_of(folder / CONFIG).get("tokenizer_class")
+    config.tokenizer_class = name
     return AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
 
 

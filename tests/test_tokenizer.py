@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import torch
 from checkpoints import END_OF_TEXT, gpt2_vocabulary, reference, saved, tiny_bpe
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, GPT2TokenizerFast
 from transformers.utils import logging
 
 import minigpt
-from minigpt import CheckpointError, GenerationError, Tokenizer
+from minigpt import CheckpointError, ConfigError, GenerationError, Tokenizer
 
 TEXTS = [
     "",
@@ -71,6 +72,7 @@ FIELDS = st.fixed_dictionaries({}, optional={
     "tokenizer_class": st.sampled_from(["GPT2Tokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "Other"]),
     "add_prefix_space": st.booleans(),
     "add_bos_token": st.booleans(),
+    "split_special_tokens": RARELY,
     **dict.fromkeys(("bos_token", "eos_token", "pad_token"), NAMED),
     "extra_special_tokens": st.sampled_from([[], ["<|far|>"], {"image_token": "<|far|>"}]),
     "model_max_length": st.just(1024),
@@ -140,31 +142,105 @@ def test_a_folder_has_transformers_ids_before_and_after_saving(
     tokenizer = Tokenizer.from_pretrained(folder)
     tokenizer.save(write(copied, {"config.json": {"model_type": "gpt2"}}))
     again, reference_again = Tokenizer.from_pretrained(copied), AutoTokenizer.from_pretrained(copied)
-    file = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")) if is_plain(files) else None
-    (reference.backend_tokenizer if file is None else file).model.dropout = None
+    reference.backend_tokenizer.model.dropout = None
     for text in (*TEXTS, *texts):
-        expected = reference(text)["input_ids"] if file is None else file.encode(text).ids
+        expected = reference(text)["input_ids"]
         assert tokenizer.encode(text) == again.encode(text) == expected == reference_again(text)["input_ids"]
     for name in ("bos_token_id", "eos_token_id"):
-        same = [tokenizer, again, reference_again, *([reference] if file is None else [])]
-        assert len({getattr(one, name) for one in same}) == 1, name
+        assert len({getattr(one, name) for one in (tokenizer, again, reference, reference_again)}) == 1, name
     fields = json.loads((copied / "tokenizer_config.json").read_text())
     assert fields.keys() >= files.get("tokenizer_config.json", {}).keys(), "every field is kept"
 
 
-def is_plain(files: dict[str, Any]) -> bool:
-    """Whether tokenizer.json says everything, so that it is taken as it is."""
-    fields = files.get("tokenizer_config.json", {})
-    has_more = "added_tokens.json" in files or (
-        "special_tokens_map.json" in files and "added_tokens_decoder" not in fields
-    )
-    if "tokenizer.json" not in files or has_more or fields.get("tokenizer_class") == "Other":
-        return False
-    tokens = [*fields.get("added_tokens_decoder", {}).values(), *fields.get("extra_special_tokens", [])]
-    tokens += [fields[name] for name in ("bos_token", "eos_token", "pad_token") if fields.get(name)]
-    texts = {token["content"] if isinstance(token, dict) else token for token in tokens}
-    content = files["tokenizer.json"]
-    return texts <= {*content["model"]["vocab"], *(token["content"] for token in content["added_tokens"])}
+PARTS: dict[str, Any] = {
+    "pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]),
+    "normalizer": normalizers.NFC(),
+    "post_processor": processors.TemplateProcessing(f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("kind", [None, "llama", "gpt2"])
+@pytest.mark.parametrize("name", [None, "GPT2TokenizerFast", "PreTrainedTokenizerFast"])
+def test_a_tokenizer_json_is_taken_as_transformers_takes_it(
+    part: str, kind: str | None, name: str | None, tmp_path: Path
+) -> None:
+    """Its class of GPT-2 makes the steps of its own, whatever they are in the file."""
+    backend = tiny_bpe()
+    setattr(backend, part, PARTS[part])
+    files = {"tokenizer.json": backend.to_str(), "tokenizer_config.json": {"tokenizer_class": name} if name else {}}
+    write(tmp_path, files | ({"config.json": {"model_type": kind}} if kind else {}))
+    reference, tokenizer = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference(text)["input_ids"]
+
+
+# States of a backend.
+
+
+def sampling() -> tokenizers.Tokenizer:
+    pieces = [("<unk>", 0.0), ("a", -1.0), ("b", -1.2), ("ab", -1.5), ("aa", -1.1), ("ba", -1.4)]
+    return tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0))
+
+
+def drop(backend: Any) -> None:
+    backend.model.dropout = 0.9
+
+
+def sample(backend: Any) -> None:
+    backend.model.alpha = 0.1
+
+
+LEFT_ON: dict[str, tuple[Callable[[], tokenizers.Tokenizer], Callable[[Any], None]]] = {
+    "truncation": (tiny_bpe, lambda backend: backend.enable_truncation(4, strategy="only_first")),
+    "padding": (tiny_bpe, lambda backend: backend.enable_padding(length=64)),
+    "dropout": (tiny_bpe, drop),
+    "special tokens as text": (tiny_bpe, lambda backend: setattr(backend, "encode_special_tokens", True)),
+    "sampling": (sampling, sample),
+}
+
+
+@pytest.mark.parametrize("state", LEFT_ON)
+def test_what_a_call_has_left_on_in_a_backend_is_off(state: str) -> None:
+    """A call of transformers' tokenizer leaves its settings in the backend, also after ours is made of it."""
+    make, turn_on = LEFT_ON[state]
+    backend = make()
+    text = f"ababaabab{END_OF_TEXT}aab the dog"
+    expected = backend.encode(text).ids
+    for before in (True, False):
+        if before:
+            turn_on(backend)
+        tokenizer = Tokenizer(backend)
+        turn_on(backend)
+        assert [tokenizer.encode(text) for _ in range(5)] == [expected] * 5
+        assert {*map(str, (backend.encode(text).ids for _ in range(9)))} != {str(expected)}, "it stays as it was"
+
+
+def test_a_backend_with_a_part_in_python_is_refused() -> None:
+    class Spaces:
+        def pre_tokenize(self, text: Any) -> None: ...
+
+    backend = tiny_bpe()
+    backend.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Spaces())
+    with pytest.raises(ConfigError, match=r"backend cannot be copied: .*Custom PreTokenizer"):
+        Tokenizer(backend)
+
+
+def test_bytes_that_no_text_of_the_training_had_are_left_out(tmp_path: Path) -> None:
+    """As in transformers; so a text may have fewer tokens than its bytes let expect."""
+    content = json.loads(tiny_bpe().to_str())
+    vocab, merges = content["model"]["vocab"], content["model"]["merges"]
+    kept = [token for token in vocab if not set(token) & set("Zz犬Ãĵ")]
+    content["model"] |= {
+        "vocab": {token: number for number, token in enumerate(kept)},
+        "merges": [merge for merge in merges if all(part in kept for part in (*merge, "".join(merge)))],
+    }
+    write(tmp_path, {"tokenizer.json": content, "config.json": {"model_type": "gpt2"}})
+    reference, tokenizer = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, "zZz", "the Zoo"):
+        assert tokenizer.encode(text) == reference(text)["input_ids"]
+    assert tokenizer.decode(tokenizer.encode("the Zoo")) == "the oo"
+    assert tokenizer.least_tokens("z" * 200_000) == 0 == len(tokenizer.encode("z" * 200_000))
 
 
 def test_a_chat_template_of_its_own_file_is_handed_on(tmp_path: Path) -> None:
@@ -210,6 +286,16 @@ def test_gpt2_s_ids_are_those_of_transformers(gpt2: Tokenizer, text: str) -> Non
     ids = gpt2.encode(text)
     assert ids == hf_tokenizer(text)["input_ids"]
     assert gpt2.decode(ids) == text == hf_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_a_first_space_that_tokenizer_config_asks_for(gpt2: Tokenizer, tmp_path: Path) -> None:
+    gpt2.save(tmp_path)
+    fields = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}
+    write(tmp_path, {"tokenizer_config.json": fields, "config.json": {"model_type": "gpt2"}})
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    assert (gpt2.encode("can you"), tokenizer.encode("can you")) == ([5171, 345], [460, 345])
+    tokenizer.save(tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path).encode("can you") == [460, 345]
 
 
 def test_what_people_add_to_a_vocabulary_needs_no_merge(gpt2: Tokenizer, tmp_path: Path) -> None:
@@ -341,7 +427,6 @@ DAMAGED: dict[str, dict[str, Any]] = {
     "nothing": {},
     "deep settings": {"tokenizer.json": WHOLE, "tokenizer_config.json": '{"a":' * 100_000},
     "deep added tokens": {"tokenizer.json": WHOLE, "added_tokens.json": '{"a":' * 100_000},
-    "some bytes": {"vocab.json": {"a": 0, "b": 1, "ab": 2}, "merges.txt": "a b"},
     "no class": {"vocab.txt": "[PAD]\n[UNK]\na", "config.json": {"model_type": "gpt2"}},  # taken for GPT-2's
 }  # fmt: skip
 
