@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, TextLogits, check_exists, load_package
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package
 from minigpt.errors import CheckpointError
 
 TOKEN_FILES = ("vocabulary.json", "vocabulary.txt")
@@ -53,26 +53,24 @@ class Ctranslate2Generator(Engine):
         logits = self.generator.forward_batch([ids])
         return _float32(logits, self.view)[0]
 
-    def decode(self, ids: list[int], first: int) -> TextLogits | None:
-        self._check(ids)
-        with self.reading(ids):
-            # Where the tokens are given, each is decoded by itself, with the cache.
-            result = self._generate(ids, len(ids), include_prompt_in_result=True, return_logits_vocab=True)
-            rows = [_float32(row, self.view) for row in result.logits[0]]
-        written = np.stack(rows)[first - 1 : len(ids) - 1]
-        return self._checked(written, len(ids) - first)
+    def _start(self, ids: list[int]) -> StepFunction:
+        rows, read = self._decoded(ids), list[int]()
 
-    def write(self, ids: list[int], new: int) -> list[int] | None:
-        self._check(ids)
-        with self.reading(ids):
-            result = self._generate(ids, new, include_prompt_in_result=False)
-        return list(result.sequences_ids[0])
+        def step(piece: list[int]) -> np.ndarray:
+            nonlocal rows
+            read.extend(piece)
+            if len(read) > len(rows):  # beyond what was known
+                rows = self._decoded(read)
+            return rows[len(read) - len(piece) : len(read)]
 
-    def _generate(self, ids: list[int], most: int, **how: Any) -> Any:
-        """Return what CTranslate2 generates after a text, greedily and without an end."""
+        return step
+
+    def _decoded(self, ids: list[int]) -> np.ndarray:
+        """Return the logits (T, V) of a text. Where the tokens are given, each is decoded by itself, with the cache."""
+        how: dict[str, Any] = dict(end_token=[], sampling_topk=1, return_logits_vocab=True)
         words = [self.tokens[token] for token in ids]
-        (result,) = self.generator.generate_batch([words], max_length=most, end_token=[], sampling_topk=1, **how)
-        return result
+        (result,) = self.generator.generate_batch([words], max_length=len(ids), include_prompt_in_result=True, **how)
+        return np.stack([_float32(row, self.view) for row in result.logits[0]])
 
 
 def read_vocabulary(folder: Path) -> list[str]:

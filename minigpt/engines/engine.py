@@ -86,46 +86,36 @@ class Engine(ABC):
             logits = self._whole(ids)
         return self._checked(logits, len(ids))
 
-    def decode(self, ids: list[int], first: int) -> TextLogits | None:
-        """Return logits (T - first, V) as they are while ``ids[first:]`` is written token by token after the others.
+    def start(self, ids: list[int]) -> StepFunction | None:
+        """Return a function that reads a new text piece by piece with the program's own cache; None without one.
 
-        Returns:
-            None if the program keeps no cache between tokens.
+        It returns the logits of the last token of a piece (1, V).
+
+        Args:
+            ids: the text, as far as it is known. The pieces are the text from its beginning, and may go on beyond it.
 
         Raises:
             GenerationError, CheckpointError: as a call.
         """
         self._check(ids)
         with self.reading(ids):
-            step = self._start()
-            if step is None:
-                return None
-            rows = [step(ids[:first])[-1]]
-            for token in ids[first:-1]:
-                rows.append(step([token])[-1])
-        return self._checked(np.stack(rows), len(ids) - first)
+            step = self._start(ids)
+        if step is None:
+            return None
 
-    def write(self, ids: list[int], new: int) -> list[int] | None:
-        """Return the tokens that it writes greedily after a text; None if the program keeps no cache."""
-        self._check(ids)
-        with self.reading(ids):
-            step = self._start()
-            if step is None:
-                return None
-            written = list[int]()
-            more = ids
-            while len(written) < new:
-                token = int(step(more)[-1].argmax())
-                written.append(token)
-                more = [token]
-        return written
+        def read(piece: list[int]) -> TextLogits:
+            with self.reading(ids):
+                logits = step(piece)[-1:]
+            return self._checked(logits, 1)
+
+        return read
 
     @abstractmethod
     def _whole(self, ids: list[int]) -> Any:
         """Return what the program computes of a text: logits (T, V)."""
 
-    def _start(self) -> StepFunction | None:
-        """Return a function that reads a new text piece by piece with the program's own cache; None without one."""
+    def _start(self, ids: list[int]) -> StepFunction | None:
+        """Return a function that reads a new text piece by piece; None if the program keeps no cache."""
         return None
 
     def _check(self, ids: list[int]) -> None:

@@ -98,9 +98,9 @@ class LlamaCppModel(Engine):
         return pointer
 
     def _whole(self, ids: list[int]) -> np.ndarray:
-        return self._start()(ids)
+        return self._start(ids)(ids)
 
-    def _start(self) -> StepFunction:
+    def _start(self, ids: list[int]) -> StepFunction:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.ctx), True)
         read = 0
 

@@ -78,7 +78,7 @@ class OnnxSession(Engine):
         (logits,) = self.session.run([self.graph.logits], feeds)
         return of_first_row(logits, len(ids))
 
-    def _start(self) -> StepFunction | None:
+    def _start(self, ids: list[int]) -> StepFunction | None:
         if not self.graph.has_cache:
             return None
         past: dict[str, Any] = {}

@@ -67,7 +67,7 @@ class OpenVinoRequest(Engine):
     def _whole(self, ids: list[int]) -> np.ndarray:
         return self._begin()(ids)
 
-    def _start(self) -> StepFunction | None:
+    def _start(self, ids: list[int]) -> StepFunction | None:
         if self.has_states or self.graph.has_cache:
             return self._begin()
         return None

@@ -20,11 +20,9 @@ from minigpt.engines.engine import Engine
 from minigpt.errors import ConfigError, listing
 from minigpt.host import host_of, is_compiled, probe_norm
 from minigpt.judge.checkpoint_facts import require_room
-from minigpt.judge.gpt2 import OurRunner
-from minigpt.judge.program import EngineRunner, FileRunner
-from minigpt.judge.reading import Runner
+from minigpt.judge.file_runner import EngineRunner, FileRunner
 from minigpt.judge.reference import tensors_of
-from minigpt.judge.runners import FunctionRunner, ModuleRunner
+from minigpt.judge.runners import FunctionRunner, ModuleRunner, OurRunner, Runner
 from minigpt.judge.truth import Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -320,7 +318,7 @@ def norm_title(recipe: Recipe | None, modules: Sequence[nn.Module]) -> str:
 def notes_on_module(truth: Truth, runner: ModuleRunner) -> list[str]:
     """Return sentences on how a module computes, where that differs from the original."""
     sentences: list[str] = []
-    if is_compiled(runner.module):
+    if is_compiled(runner.model):
         sentences.append(
             "The logits of whole texts are the compiled model's; the rest is computed without torch.compile."
         )
@@ -350,7 +348,7 @@ def notes_on_rounding(truth: Truth, runner: ModuleRunner) -> list[str]:
 
 def notes_on_casts(truth: Truth, runner: ModuleRunner) -> list[str]:
     """Return a sentence if tensors are narrower than transformers keeps them, as after ``model.to(dtype)``."""
-    narrower, tensors = list[str](), tensors_of(runner.module)
+    narrower, tensors = list[str](), tensors_of(runner.model)
     for name, kept in truth.facts.kept.items():
         here = tensors.get(f"{runner.prefix}{name}")
         if here is None or not here.is_floating_point():

@@ -18,8 +18,9 @@ from minigpt.judge.measures import (
     mean_by_rows,
     perplexity_of,
 )
-from minigpt.judge.reading import Runner, Scored
+from minigpt.judge.reading import Scored
 from minigpt.judge.rules import is_far_off
+from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 from minigpt.report import fields
@@ -188,7 +189,9 @@ def with_texts(greedy: fields.Greedy, runner: Runner, truth: Truth) -> fields.Gr
     if parting is None:
         return greedy
     prompt = truth.prompts[parting.prompt]
-    new = runner.continue_prompt(prompt) or [*prompt.written[: parting.token], parting.candidate_id]
+    new = [*prompt.written[: parting.token], parting.candidate_id]
+    for sample, _ in runner.write([prompt.prompt], len(prompt.written), truth.facts.shape.eos_token_ids):
+        new = sample.written
     parting = replace(
         parting,
         prompt_text=truth.text(prompt.prompt),

@@ -17,7 +17,6 @@ from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
 from minigpt.judge.prompts import BUILT_IN
-from minigpt.judge.reading import read
 from minigpt.judge.rules import decide
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.truth import Truth
@@ -133,7 +132,7 @@ class Judgement:
         """Measure what the candidate computes of each text, but for norms and blocks."""
         truth = self.truth
         measures = Measures(truth.facts.dtype)
-        readings = self.runner.logits_of_all(truth.samples)
+        readings = self.runner.read(truth.samples, places=False)
         measure(measures, truth.prompts, truth.windows, readings, truth.logits_alone())
         self._measure_decoding(measures)
         return measures
@@ -143,8 +142,9 @@ class Judgement:
         truth = self.truth
         measures = Measures(truth.facts.dtype)
         inputs = [truth.exact[prompt].inputs for prompt in truth.prompts]
-        readings = itertools.chain(read(self.runner, truth.prompts, inputs), self.runner.logits_of_all(truth.windows))
-        readings = self.say.each(readings, len(truth.samples))
+        prompts = self.runner.read_with_norms(truth.prompts, inputs)
+        windows = self.runner.read(truth.windows, places=False)
+        readings = self.say.each(itertools.chain(prompts, windows), len(truth.samples))
         measure(measures, truth.prompts, truth.windows, readings, truth.whole_readings(), truth.norms)
         self._measure_decoding(measures)
         return measures
@@ -160,8 +160,9 @@ class Judgement:
             raise NormError(
                 f"with {claim.norm} {measures.first_nan} of {claim.name} are NaN, so their error cannot be measured"
             )
-        decoded = self.runner.decode(truth.prompts)
-        if decoded is not None:
+        new = [len(prompt.written) for prompt in truth.prompts]
+        decoded = self.runner.decode(truth.prompts, new) if any(new) else []
+        if decoded:
             measures.add_decoded(truth.prompts, decoded, [truth.logits(prompt) for prompt in truth.prompts])
 
     def _of_logits(self, measures: Measures, sites: list[str]) -> ParityFigures:

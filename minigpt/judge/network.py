@@ -15,8 +15,9 @@ from minigpt.judge.diagnose import MistakeSearch, Noise
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.precision import precision_of
-from minigpt.judge.reading import Runner, Sample
+from minigpt.judge.reading import Sample
 from minigpt.judge.reference import Reference
+from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
 from minigpt.report.fields import MOST_NOISE, Causes, Diagnosed, ParityFigures, Verdict, outcome_of
 
@@ -100,7 +101,7 @@ def open_network(truth: Truth) -> tuple[Network, OwnNoise]:
             return noise_of(our_network(truth, truth.facts.dtype), network, mistakes, texts)
 
         return exact, own_noise
-    reference = Reference.of(truth.facts, torch.float64)
+    reference = Reference(truth.facts, torch.float64)
 
     def run(ids: Tensor) -> Tensor:
         return reference(ids)[0]

@@ -46,8 +46,8 @@ def read_in_other_dtypes(
         if other == facts.dtype:
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
-            with open_in(other) as reference, products_in(other, reference.device):
-                readings = [*reference.logits_of_all(first_of(prompts, facts.weights))]
+            with open_in(other) as reference, products_in(other, facts.device):
+                readings = [*reference.read(first_of(prompts, facts.weights), places=False)]
             logits[dtype_name(other)] = [reading.logits for reading in readings]
     return logits
 

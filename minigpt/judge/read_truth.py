@@ -15,7 +15,6 @@ from torch import Tensor
 from minigpt.checkpoint.contents import unchanged
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
-from minigpt.judge.gpt2 import OurRunner
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.kept import KeptReadings
 from minigpt.judge.measured import Floor, Measures, measure
@@ -23,8 +22,9 @@ from minigpt.judge.measures import Distance
 from minigpt.judge.own_code import require_own_code
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.prompts import TextsToRead
-from minigpt.judge.reading import Reading, Runner, Sample, Scored, gradient_texts, read
+from minigpt.judge.reading import Reading, Sample, Scored, gradient_texts
 from minigpt.judge.reference import Reference, judging
+from minigpt.judge.runners import OurRunner, Runner
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
 from minigpt.norms.formulas import TrueNorm
@@ -90,7 +90,7 @@ def _read(
         say("transformers in other dtypes")
         other_dtypes = read_in_other_dtypes(partial(_opened_in, facts), facts, prompts)
     say("transformers in float64")
-    reference = Reference.of(facts, torch.float64)
+    reference = Reference(facts, torch.float64)
     norms: dict[str, TrueNorm] = {}
     for site, norm in reference.host.norms().items():
         norms[site] = TrueNorm.of(norm, reference.host.site_of(norm))
@@ -130,7 +130,7 @@ def _read(
 @contextlib.contextmanager
 def _opened_in(facts: CheckpointFacts, compute: torch.dtype) -> Iterator[Reference]:
     """Open another architecture than GPT-2 in a dtype for the block."""
-    yield Reference.of(facts, compute)
+    yield Reference(facts, compute)
 
 
 def _read_rounded(
@@ -141,14 +141,16 @@ def _read_rounded(
     Returns:
         The facts that are known now; the prompts with what was written after them; the outputs.
     """
-    reference = Reference.of(facts, tensors=tensors)
+    reference = Reference(facts, tensors=tensors)
     require_own_code(reference.model)
     host = reference.host
     kept = reference.kept(facts.dtype)
-    prompts, decoded = reference.write(texts.ids, most, facts.shape.eos_token_ids)
+    written = reference.write(texts.ids, most, facts.shape.eos_token_ids)
+    prompts = [prompt for prompt, _ in written]
+    decoded = [logits for _, logits in written]
     count = len(prompts) + len(texts.windows)
     readings, places = _read_prompts(reference, facts, prompts, decoded, say, count)
-    windows = say.each(reference.logits_of_all(texts.windows), count, first=len(prompts) + 1)
+    windows = say.each(reference.read(texts.windows, places=False), count, first=len(prompts) + 1)
     for number, reading in enumerate(windows):
         require_finite(facts.dtype, f"window {number}", {"the logits": reading.logits})
         readings.append(reading)
@@ -183,7 +185,7 @@ def _read_prompts(
     """
     room = MOST_STREAM // max(1, len(reference.host.sites) * facts.shape.n_embd)
     readings, places = list[Reading](), list[str]()
-    for number, reading in enumerate(say.each(read(reference, prompts), count)):
+    for number, reading in enumerate(say.each(reference.read(prompts), count)):
         require_finite(facts.dtype, f"prompt {number}", {**reading.outputs, "the logits": reading.logits})
         require_finite(facts.dtype, f"prompt {number}, token by token", {"the logits": decoded[number]})
         places = [*reading.outputs]
@@ -217,7 +219,7 @@ def _read_ours(
     """
     ours = OurRunner(facts.in_our_arithmetic(facts.attention), facts)
     measures = Measures(facts.dtype, is_floor=True)
-    measure(measures, prompts, [], ours.logits_of_all(prompts), readings[: len(prompts)])
+    measure(measures, prompts, [], ours.read(prompts, places=False), readings[: len(prompts)])
     return measures.prompts.distance, _losses(ours, facts, texts.file_ids)
 
 
@@ -237,16 +239,16 @@ def _kept(
     """Yield what transformers in float64 computes of each text, and keep what later judgements need."""
     with_places = [before for before in rounded if before.outputs]
     whole = prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
-    for sample, reading in zip(whole, reference.read_all(whole), strict=True):
+    for sample, reading in zip(whole, reference.read(whole), strict=True):
         blocks = {place: reading.outputs[place] for place in facts.blocks}
         inputs = {site: reading.inputs[site] for site in facts.sites}
         kept.keep(sample, Reading(reading.logits, blocks, inputs))
         yield reading
     others = prompts[len(whole) :]
-    for sample, reading in zip(others, reference.logits_of_all(others), strict=True):
+    for sample, reading in zip(others, reference.read(others, places=False), strict=True):
         kept.keep(sample, reading)
         yield reading
-    for sample, reading in zip(windows, reference.logits_of_all(windows), strict=True):
+    for sample, reading in zip(windows, reference.read(windows, places=False), strict=True):
         kept.keep(sample, Reading(reading.logits.to(_narrow(facts), copy=True)))
         yield reading
 

@@ -5,7 +5,7 @@ T tokens, V vocabulary, C embedding.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -89,48 +89,6 @@ class Scored(NamedTuple):
     entropy: float
 
 
-class Runner:
-    """Something that reads texts. All that it cannot give is None."""
-
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        """Return the logits at the compared positions of a text."""
-        raise NotImplementedError
-
-    def read(self, sample: Sample) -> Reading:
-        """Read a text whole; keep what norms and blocks compute, if that is known."""
-        return Reading(self.logits(sample))
-
-    def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        """Yield what ``read`` returns of each text; several may be read together."""
-        for sample in samples:
-            yield self.read(sample)
-
-    def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        """Yield the logits of each text; several may be read together."""
-        for sample in samples:
-            yield Reading(self.logits(sample))
-
-    def normalize(self, site: str, x: Float[Tensor, "1 seq *rows"]) -> Float[Tensor, "1 seq *rows"] | None:
-        """Return the output of the norm at a site."""
-        return None
-
-    def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
-        """Return the logits as they are while each prompt's continuation is read token by token."""
-        return None
-
-    def continue_prompt(self, sample: Sample) -> list[int] | None:
-        """Return what it writes greedily after the prompt."""
-        return None
-
-    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
-        """Return the gradient of the loss of texts, by Parameter."""
-        return None
-
-    def window_losses(self, ids: list[int]) -> list[Scored] | None:
-        """Return tokens and loss of each window of a long text."""
-        return None
-
-
 class Recorder:
     """Keeps the first input and output of chosen norms and blocks, in the order of the data, while it is active.
 
@@ -155,33 +113,16 @@ class Recorder:
         for hook in self.hooks:
             hook.remove()
 
-    def _keep(self, places: Iterator[str], _: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+    def _keep(self, places: Iterator[str], module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         place = next(places)  # a module may be at several places
-        if isinstance(output, tuple):  # of a block
+        is_exported = type(module).__module__ == "torch.export.unflatten"  # it lists whatever is used later
+        if isinstance(output, tuple) or (isinstance(output, list) and not is_exported):  # of a block
             output = output[0]
-        if place in self.outputs or not isinstance(output, Tensor):  # torch.export lists whatever is used later
+        if place in self.outputs or not isinstance(output, Tensor):
             return
         if args:
             self.inputs[place] = args[0]
         self.outputs[place] = output
-
-
-def read(runner: Runner, samples: Iterable[Sample], true_inputs: Iterable[Outputs] = ()) -> Iterator[Reading]:
-    """Yield what a runner computes of each text, with what its norms and blocks compute.
-
-    Args:
-        true_inputs: of the norms, for each text; each norm is also read by itself, with these.
-    """
-    inputs = iter(true_inputs)
-    for reading in runner.read_all(samples):
-        alone: dict[str, Tensor] = {}
-        for site, x in next(inputs, {}).items():
-            if site not in reading.outputs:
-                continue
-            output = runner.normalize(site, rounded_as(reading, site, x))
-            if output is not None:
-                alone[site] = output[0]
-        yield replace(reading, alone=alone)
 
 
 def rounded_as(reading: Reading, site: str, x: Float[Tensor, "seq *rows"]) -> Float[Tensor, "1 seq *rows"]:
@@ -195,17 +136,6 @@ def gradient_texts(prompts: Sequence[Sample], windows: Sequence[Sample]) -> list
     if windows:
         texts.append(windows[0].ids[:MOST_GRADIENT])
     return texts
-
-
-def only_text(y: Tensor) -> Tensor:
-    """Return what a norm or a block computes of the only text of a batch.
-
-    Args:
-        y: (1, T, ...), or (T, C) where a model has put the rows of all texts in one dimension, as OPT does.
-    """
-    if y.ndim == 2:
-        return y
-    return y[0]
 
 
 def as_batch(ids: list[int], device: torch.device) -> Tensor:

@@ -1,30 +1,180 @@
-"""Functions and modules that read texts.
+"""Runners: what reads texts, whole or token by token. They differ in what they can give.
 
 B batch, T tokens, V vocabulary, C embedding.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from minigpt.engine.reader import Reader
 from minigpt.errors import ConfigError
-from minigpt.host import hooked, is_compiled, prefix_of
+from minigpt.host import hooked, is_compiled, prefix_of, unwrapped
+from minigpt.inputs import left_padded
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import gradients_of
 from minigpt.judge.perplexity import window_losses
-from minigpt.judge.reading import Reading, Recorder, Runner, Sample, Scored, as_batch, only_text
-from minigpt.judge.reference import arguments_of, batches, cached_reader
-from minigpt.judge.together import read_together, reads_apart
+from minigpt.judge.reading import Outputs, Reading, Recorder, Sample, Scored, as_batch, rounded_as
+from minigpt.judge.together import groups_of, has_tokens, of_text, reads_apart, right_padded
+from minigpt.model import GPT2
 from minigpt.offload import is_offloaded, is_sharded, plain_copy
 from minigpt.precision import dtype_name
 
+BATCH = 8  # prompts read together, token by token: a step costs hardly more for 8 rows than for one
+CACHE_NAMES = ("past_key_values", "cache")  # of a forward's argument, in older and newer transformers
+
 Naming = Callable[[], AbstractContextManager[None]]
 """Gives a block that turns what foreign code raises into an error that names it."""
+
+Step = Callable[[list[list[int]]], Float[Tensor, "batch vocab"]]
+"""A function of the next tokens of each of some texts, to the logits (B, V) of the token after them."""
+
+
+class Runner:
+    """Something that reads texts. All that it cannot give is None, or empty.
+
+    Attributes:
+        pads: whether it can read prompts of several lengths together, token by token.
+        batch: the most prompts that it reads together, token by token.
+        used: ids from there on are never written; None if all may be.
+    """
+
+    pads = False
+    batch = BATCH
+    used: int | None = None
+
+    def __init__(self, facts: CheckpointFacts) -> None:
+        self.facts = facts
+
+    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+        """Yield what it computes of each text; several may be read together.
+
+        Args:
+            places: whether to keep what norms and blocks compute, if that is known.
+        """
+        raise NotImplementedError
+
+    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+        """Return the logits at the compared positions of a text."""
+        (reading,) = self.read([sample], places=False)
+        return reading.logits
+
+    def read_with_norms(self, samples: Iterable[Sample], true_inputs: Iterable[Outputs]) -> Iterator[Reading]:
+        """Yield what it computes of each text. Each norm is also read by itself, with its true input there."""
+        for reading, inputs in zip(self.read(samples), true_inputs, strict=True):
+            alone: dict[str, Tensor] = {}
+            for site, x in inputs.items():
+                if site not in reading.outputs:
+                    continue
+                output = self.normalize(site, rounded_as(reading, site, x))
+                if output is not None:
+                    alone[site] = output[0]
+            yield replace(reading, alone=alone)
+
+    def normalize(self, site: str, x: Float[Tensor, "1 seq *rows"]) -> Float[Tensor, "1 seq *rows"] | None:
+        """Return the output of the norm at a site."""
+        return None
+
+    def start(self, texts: list[list[int]], room: int) -> Step | None:
+        """Return a function that reads on in texts, piece by piece, with a cache; None if there is no cache.
+
+        Args:
+            texts: the tokens of each, as far as they are known.
+            room: the most tokens that one of them will have.
+        """
+        return None
+
+    def decode(self, samples: Sequence[Sample], new: Sequence[int]) -> list[Float[Tensor, "new vocab"]]:
+        """Return the logits of the tokens after each prompt, read token by token; nothing if there is no cache.
+
+        A token is the one that was written there, else the likeliest.
+
+        Args:
+            new: how many tokens, of each text.
+        """
+        facts = self.facts
+        logits = [torch.empty(0, facts.vocab_size, device=facts.device) for _ in samples]
+        sizes: list[tuple[int, int]] = []
+        for sample, count in zip(samples, new, strict=True):
+            sizes.append((count, 0 if self.pads else sample.new_from))
+        for count, numbers in batches(sizes, self.batch):
+            texts = [samples[number] for number in numbers]
+            room = max(text.new_from for text in texts) + count
+            step = self.start([text.ids for text in texts], room)
+            if step is None:
+                return []
+            steps = [step([text.prompt for text in texts])]
+            for place in range(count - 1):
+                likeliest = self.likeliest(steps[-1])
+                pieces: list[list[int]] = []
+                for text, token in zip(texts, likeliest, strict=True):
+                    pieces.append(text.written[place : place + 1] or [token])
+                steps.append(step(pieces))
+            rows = torch.stack(steps, dim=1)  # (B, new, V)
+            for number, row in zip(numbers, rows, strict=True):
+                logits[number] = row
+        return logits
+
+    def likeliest(self, logits: Float[Tensor, "rows vocab"]) -> list[int]:
+        """Return the token with the largest of each row of logits."""
+        return logits[:, : self.used].argmax(-1).tolist()
+
+    def write(
+        self, prompts: list[list[int]], most: int, ends: Sequence[int]
+    ) -> list[tuple[Sample, Float[Tensor, "new vocab"]]]:
+        """Continue the prompts greedily, up to their end or the context's; nothing if there is no cache.
+
+        Returns:
+            Each prompt with what is written after it, and the logits of that.
+        """
+        new = [min(most, self.facts.n_positions - len(prompt)) for prompt in prompts]
+        texts: list[tuple[Sample, Tensor]] = []
+        decoded = self.decode([Sample.whole(prompt) for prompt in prompts], new)
+        for prompt, logits in zip(prompts, decoded, strict=bool(decoded)):
+            written = until_end(self.likeliest(logits), ends)
+            texts.append((Sample.whole(prompt + written, len(prompt)), logits[: len(written)].clone()))
+        return texts
+
+    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
+        """Return the gradient of the loss of texts, by Parameter."""
+        return None
+
+    def window_losses(self, ids: list[int]) -> list[Scored] | None:
+        """Return tokens and loss of each window of a long text."""
+        return None
+
+
+def batches(sizes: list[tuple[int, int]], most: int = BATCH) -> Iterator[tuple[int, list[int]]]:
+    """Group texts that are written together: how many tokens, above 0, and the numbers of the texts.
+
+    Args:
+        sizes: of each text the number of its new tokens, and that of its prompt where a model may not read padding.
+        most: texts together.
+    """
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, size in enumerate(sizes):
+        alike[size].append(number)
+    for (new, _), numbers in sorted(alike.items()):
+        if new == 0:
+            continue
+        for start in range(0, len(numbers), most):
+            yield new, numbers[start : start + most]
+
+
+def until_end(new: list[int], ends: Sequence[int]) -> list[int]:
+    """Return the new tokens of a row up to the first that ends it."""
+    for i, token in enumerate(new):
+        if token in ends:
+            return new[: i + 1]
+    return new
 
 
 class FunctionRunner(Runner):
@@ -33,23 +183,24 @@ class FunctionRunner(Runner):
     def __init__(
         self, call: Callable[[Tensor], Any], facts: CheckpointFacts, naming: Naming = contextlib.nullcontext
     ) -> None:
-        self.call, self.facts, self.naming = call, facts, naming
+        super().__init__(facts)
+        self.call, self.naming = call, naming
 
-    def tensor(self, ids: list[int]) -> Tensor:
-        """Return token ids as a batch of one (1, T)."""
-        return as_batch(ids, self.facts.device)
+    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+        for sample in samples:
+            ids = as_batch(sample.ids, self.facts.device)
+            yield Reading(self(ids)[0, sample.compared])
 
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        """Return the logits at the compared positions of a text.
+    def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
+        """Return logits (B, T, V) of a batch without padding.
 
         Raises:
-            ConfigError: if what the function returns is not logits of that text.
+            ConfigError: if what the function returns is not logits of these ids.
         """
-        ids = self.tensor(sample.ids)
         with self.naming():
-            returned = self.call(ids)
-        logits = require_logits(returned, (*ids.shape, self.facts.vocab_size))
-        return logits.to(self.facts.device)[0, sample.compared]
+            returned = self.call(input_ids)
+        logits = require_logits(returned, (*input_ids.shape, self.facts.vocab_size))
+        return logits.to(self.facts.device)
 
 
 def require_logits(returned: Any, shape: tuple[int, ...]) -> Float[Tensor, "batch seq vocab"]:
@@ -76,16 +227,15 @@ class ModuleRunner(FunctionRunner):
     """Anybody's module; its norms, blocks and Parameters are those whose names end as the original's do.
 
     Attributes:
+        model: the module.
         prefix: what their names begin with; None if it does not have all of the original's.
         together: whether several texts are read in one call: a model of another architecture that a recipe has opened,
             or one whose weights are brought for each call.
     """
 
-    pads = False  # texts of several lengths
-
     def __init__(self, module: nn.Module, facts: CheckpointFacts, naming: Naming = contextlib.nullcontext) -> None:
         super().__init__(module, facts, naming)
-        self.module = module
+        self.model: Any = module
         self.prefix = prefix_of(module, facts.places)
         self.together = any(map(is_offloaded, module.modules()))
         self.apart = reads_apart(module)
@@ -93,47 +243,52 @@ class ModuleRunner(FunctionRunner):
     @property
     def reads_tokens(self) -> bool:
         """True if it can be read token by token: a model of transformers."""
-        return bool(arguments_of(self.module))
+        return bool(arguments_of(self.model))
 
     @property
     def root(self) -> nn.Module:
-        """The module that has the sites; only if ``prefix`` is not None."""
-        return self.module.get_submodule((self.prefix or "").rstrip("."))
+        """The module that has the sites, if ``prefix`` is not None."""
+        return self.model.get_submodule((self.prefix or "").rstrip("."))
 
-    def read(self, sample: Sample) -> Reading:
-        if self.prefix is None:
-            return Reading(self.logits(sample))
-        compiled = self.logits(sample) if is_compiled(self.module) else None
-        with hooked(self.module), Recorder(self.root, self.facts.places) as recorder:
-            logits = self.logits(sample)
-        if compiled is not None:
-            logits = compiled
-        outputs = {place: only_text(y) for place, y in recorder.outputs.items()}
-        return Reading(logits, outputs)
+    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+        kept = [] if self.prefix is None or not places else self.facts.places
+        groups = ([sample] for sample in samples)
+        if self.together and not self.apart:
+            groups = groups_of(samples, self.facts.vocab_size)
+        for group in groups:
+            yield from self._read_group(group, kept)
 
-    def read_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        if self.apart or not self.together or self.prefix is None:
-            yield from super().read_all(samples)
+    def _read_group(self, group: list[Sample], places: Sequence[str]) -> Iterator[Reading]:
+        """Yield what is computed of texts that are read together.
+
+        Where a place has no row for each token, as norms of compressed keys, the padding has changed its rows: the
+        texts are read once more, one by one.
+        """
+        ids = right_padded(group, self.facts.n_positions, self.facts.device)
+        hooks = hooked(self.model) if places else contextlib.nullcontext()
+        with hooks, Recorder(self.root, places) as recorder:
+            logits = self._compared(ids, group)
+        kept = [*recorder.outputs.values(), *recorder.inputs.values()]
+        if len(group) > 1 and not all(has_tokens(y, ids) for y in kept):
+            for sample in group:
+                yield from self._read_group([sample], places)
             return
-        yield from self._read_together(samples, self.facts.places)
+        if places and is_compiled(self.model):
+            logits = self._compared(ids, group)
+        for row, sample in enumerate(group):
+            length = len(sample.ids)
+            outputs = {place: of_text(y, row, ids, length) for place, y in recorder.outputs.items()}
+            inputs = {place: of_text(x, row, ids, length) for place, x in recorder.inputs.items()}
+            yield Reading(logits[row], outputs, inputs)
 
-    def logits_of_all(self, samples: Iterable[Sample]) -> Iterator[Reading]:
-        if self.apart or not self.together:
-            yield from super().logits_of_all(samples)
-            return
-        yield from self._read_together(samples, [])
-
-    def _read_together(self, samples: Iterable[Sample], places: Sequence[str]) -> Iterator[Reading]:
-        facts = self.facts
-        return read_together(
-            self._logits_of, self.root, places, samples, facts.vocab_size, facts.n_positions, facts.device
-        )
-
-    def _logits_of(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) of a batch of ids (B, T)."""
-        with self.naming(), hooked(self.module):
-            returned = self.call(ids)
-        return require_logits(returned, (*ids.shape, self.facts.vocab_size)).to(self.facts.device)
+    def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Sample]) -> list[Float[Tensor, "rows vocab"]]:
+        """Return the logits at the compared positions of each text of a batch."""
+        logits = self(ids)
+        compared: list[Tensor] = []
+        for row, sample in zip(logits, texts, strict=True):
+            part = row[sample.compared]
+            compared.append(part if part.numel() == logits.numel() else part.clone())  # which lets the rest be freed
+        return compared
 
     def normalize(self, site: str, x: Tensor) -> Tensor | None:
         if self.prefix is None:
@@ -147,45 +302,106 @@ class ModuleRunner(FunctionRunner):
     def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
         if self.prefix is None:
             return None
-        batches = [self.tensor(ids) for ids in texts]
+        facts = self.facts
+        batches = [as_batch(ids, facts.device) for ids in texts]
         with self.naming():
-            return gradients_of(self.module, batches, self.facts.embedding, self.prefix)
+            return gradients_of(self.model, batches, facts.embedding, self.prefix)
 
-    def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
-        if not self.reads_tokens or not any(prompt.written for prompt in prompts):
-            return None
-        logits = [torch.empty(0, self.facts.vocab_size, device=self.facts.device) for _ in prompts]
-        sizes = [(len(prompt.written), 0 if self.pads else prompt.new_from) for prompt in prompts]
-        with self.naming(), hooked(self.module):
-            for _, batch in batches(sizes):
-                steps = [*self._decoded([prompts[i] for i in batch])]
-                rows = torch.stack(steps, dim=1)  # (B, new, V)
-                for i, row in zip(batch, rows, strict=True):
-                    logits[i] = row
-        return logits
-
-    def _decoded(self, samples: list[Sample]) -> Iterator[Float[Tensor, "batch vocab"]]:
-        """Read prompts, then what was written after them, a token a step; yield the logits of each next token."""
-        read, first = cached_reader(self.module), samples[0].new_from
-        ids = torch.cat([self.tensor(sample.ids) for sample in samples])  # (B, all)
-        for end in range(first, ids.shape[1]):
-            new = ids[:, :end] if end == first else ids[:, end - 1 : end]
-            yield read(new, torch.ones_like(ids[:, :end]))
-
-    def continue_prompt(self, sample: Sample) -> list[int] | None:
+    def start(self, texts: list[list[int]], room: int) -> Step | None:
         if not self.reads_tokens:
             return None
-        read, ids = cached_reader(self.module), sample.prompt
-        new = self.tensor(ids)
-        with self.naming(), hooked(self.module):
-            for _ in sample.written:
-                mask = torch.ones(1, len(ids), dtype=torch.long, device=new.device)
-                new = read(new, mask).argmax(-1, keepdim=True)
-                ids = [*ids, int(new)]
-        return ids[sample.new_from :]
+        read = cached_reader(self.model)
+        mask = torch.ones(len(texts), 0, dtype=torch.long, device=self.facts.device)
+
+        def step(pieces: list[list[int]]) -> Tensor:
+            nonlocal mask
+            ids, is_token = left_padded(pieces, self.facts.device)
+            mask = torch.cat([mask, is_token], dim=1)
+            with self.naming(), hooked(self.model):
+                return read(ids, mask)
+
+        return step
 
     def window_losses(self, ids: list[int]) -> list[Scored] | None:
         if not self.reads_tokens:
             return None
         with self.naming():
-            return window_losses(self.module, ids)
+            return window_losses(self.model, ids)
+
+
+def arguments_of(model: Any) -> Collection[str]:
+    """Return what a model of transformers takes, compiled or with adapters of PEFT too; nothing for any other model."""
+    from transformers import PretrainedConfig
+
+    if not isinstance(getattr(model, "config", None), PretrainedConfig):
+        return ()
+    inner: Any = unwrapped(model)
+    if hasattr(inner, "get_base_model"):  # of PEFT
+        inner = inner.get_base_model()
+    return inspect.signature(inner.forward).parameters
+
+
+def cached_reader(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of more ids (B, T) and the mask (B, all) of all so far, that reads them with a model's cache.
+
+    The function returns logits (B, V). The model is one of transformers, and makes its own kind of cache. One that
+    makes none reads all ids again.
+    """
+    accepted = arguments_of(model)
+    cache_names = [name for name in CACHE_NAMES if name in accepted]
+    cache: dict[str, Any] = {}
+    read_before: list[Tensor] = []
+
+    def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if not cache:
+            read_before.append(input_ids)
+            input_ids = torch.cat(read_before, dim=-1)
+        new = input_ids.shape[1]
+        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, all)
+        options: dict[str, Any] = dict(position_ids=positions[:, -new:], logits_to_keep=1)
+        if not attention_mask.all():  # recurrent models take a mask of all ids for one of the new ids
+            options["attention_mask"] = attention_mask
+        known = {option: value for option, value in options.items() if option in accepted}
+        output = model(input_ids, use_cache=bool(cache_names), **cache, **known)
+        for name in cache_names:
+            if getattr(output, name, None) is not None:
+                cache[name] = output[name]
+        return output.logits[:, -1]
+
+    return read
+
+
+class OurRunner(ModuleRunner):
+    """A ``minigpt.GPT2``, which reads and writes as ``generate`` does."""
+
+    pads = True
+
+    def __init__(self, model: GPT2, facts: CheckpointFacts, naming: Naming = contextlib.nullcontext) -> None:
+        super().__init__(model, facts, naming)
+        self.used = model.config.used_vocab_size
+
+    @property
+    def reads_tokens(self) -> bool:
+        return True
+
+    def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Sample]) -> list[Float[Tensor, "rows vocab"]]:
+        if self.together:
+            return super()._compared(ids, texts)
+        (sample,) = texts
+        with self.naming():
+            hidden = self.model.hidden_states(ids)  # (1, T, C)
+            return [self.model.head(hidden[:, sample.compared])[0]]
+
+    def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
+        if self.model.quantize is not None:
+            return None
+        return super().gradients(texts)
+
+    def start(self, texts: list[list[int]], room: int) -> Step:
+        reader = Reader(self.model, len(texts), room)
+
+        def step(pieces: list[list[int]]) -> Tensor:
+            with self.naming(), hooked(self.model):
+                return reader.read(dict(enumerate(pieces)))
+
+        return step

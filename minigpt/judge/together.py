@@ -6,15 +6,14 @@ rotary angles depend on the longest text: such a model reads each text alone.
 B batch, T tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from minigpt.judge.reading import Reading, Recorder, Sample, only_text
+from minigpt.judge.reading import Sample
 
 MOST_LOGITS = 2**26  # numbers of the logits of texts that are read together: 512 MB in float64
 MOST_TOKENS = 4096  # of texts that are read together: eager attention keeps scores of every pair
@@ -79,46 +78,6 @@ def right_padded(samples: Sequence[Sample], most: int, device: torch.device) -> 
     return torch.tensor(rows, device=device)
 
 
-def read_together(
-    call: Callable[[Tensor], Tensor],
-    root: nn.Module,
-    places: Sequence[str],
-    samples: Iterable[Sample],
-    vocab_size: int,
-    most: int,
-    device: torch.device,
-) -> Iterator[Reading]:
-    """Yield what a model computes of each text, and what norms and blocks at some places do.
-
-    Where a place has no row for each token, as norms of compressed keys, the padding has changed its rows: its texts
-    are read once more, one by one.
-
-    Args:
-        call: returns logits (B, T, V) of ids (B, T).
-        root: the module that has the places.
-        most: tokens that it can read.
-    """
-    for group in groups_of(samples, vocab_size):
-        ids = right_padded(group, most, device)
-        with Recorder(root, places) as recorder:
-            logits = call(ids)
-        kept = [*recorder.outputs.values(), *recorder.inputs.values()]
-        if len(group) > 1 and not all(has_tokens(y, ids) for y in kept):
-            for sample in group:
-                yield from read_together(call, root, places, [sample], vocab_size, most, device)
-            continue
-        for row, sample in enumerate(group):
-            own = partial(of_text, row=row, batch=ids, length=len(sample.ids))
-            if len(group) == 1:
-                own = only_text
-            outputs = {place: own(y) for place, y in recorder.outputs.items()}
-            inputs = {place: own(x) for place, x in recorder.inputs.items()}
-            compared = own(logits)[sample.compared]
-            if compared.numel() < logits.numel():
-                compared = compared.clone()  # which lets the rest be freed
-            yield Reading(compared, outputs, inputs)
-
-
 def has_tokens(y: Tensor, batch: Int[Tensor, "batch seq"]) -> bool:
     """Return whether ``of_text`` finds the tokens of a text in an output."""
     return len(y) == batch.numel() or batch.shape[1] in y.shape[1:-1]
@@ -131,6 +90,8 @@ def of_text(y: Tensor, row: int, batch: Int[Tensor, "batch seq"], length: int) -
         y: (B, T, ...), or (B, heads, T, ...), or (B x T, ...).
     """
     rows, tokens = batch.shape
+    if rows == 1 and y.ndim == 2:
+        return y
     if len(y) != rows and len(y) == rows * tokens:
         y = y.view(rows, tokens, *y.shape[1:])
     y = y[row]

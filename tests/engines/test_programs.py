@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from bench import others
+from engines.caches import check_cache
 from transformers import GPT2LMHeadModel
 
 import minigpt
@@ -72,19 +73,6 @@ def judged(original: minigpt.Original, candidate: engines.Engine) -> minigpt.Par
     print(f"{report.notes[0]} {report.logits.ratio:.3g} times the noise floor")
     assert len(report.notes) == 1
     return report
-
-
-def check_cache(candidate: engines.Engine, hf_model: GPT2LMHeadModel, tolerance: float) -> None:
-    """Tokens one by one are those of the model, twice: a text leaves nothing behind."""
-    ids = [5, 17, 42, 8, 23, 11, 9]
-    with torch.no_grad():
-        expected = hf_model(torch.tensor([ids])).logits[0, 1:-1]
-        written = hf_model.generate(torch.tensor([ids[:2]]), max_new_tokens=6, do_sample=False)[0, 2:]
-    for _ in range(2):
-        decoded = candidate.decode(ids, 2)
-        assert decoded is not None
-        torch.testing.assert_close(torch.from_numpy(decoded), expected, atol=tolerance, rtol=0)
-        assert candidate.write(ids[:2], 6) == written.tolist()
 
 
 def test_llama_cpp(original: minigpt.Original, hf_model: GPT2LMHeadModel, gguf_file: Path) -> None:

@@ -1,5 +1,6 @@
 """The reference is transformers and nothing of ours: its logits, its float64, its greedy tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from checkpoints import largest_difference, reference, saved, tokens
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
+from minigpt.judge.checkpoint_facts import CheckpointFacts, read_facts
 from minigpt.judge.reference import Reference, judging
 from minigpt.precision import WideProducts
 
-CPU = torch.device("cpu")
-FLOAT32 = {"attention": "sdpa", "dtype": torch.float32, "device": CPU}
+
+def facts_of(place: Path, attention: str, dtype: torch.dtype) -> CheckpointFacts:
+    return replace(read_facts(place, dtype)[0], attention=attention)
 
 
 @torch.no_grad()
@@ -27,7 +30,7 @@ def their_logits(folder: Path, input_ids: Tensor, attention: str, dtype: torch.d
 @torch.no_grad()
 def test_it_is_transformers_own_model_bit_for_bit(folder: Path, attention: str, dtype: torch.dtype) -> None:
     ids = tokens(1, 20)
-    logits = Reference(folder, attention=attention, dtype=dtype, device=CPU)(ids)
+    logits = Reference(facts_of(folder, attention, dtype))(ids)
     hf = their_logits(folder, ids, attention, dtype, dtype)
     assert logits.dtype is dtype
     assert torch.equal(logits, hf), largest_difference(logits, hf)
@@ -38,7 +41,7 @@ def test_it_is_transformers_own_model_bit_for_bit(folder: Path, attention: str, 
 def test_the_truth_is_float64_on_the_rounded_weights(folder: Path, dtype: torch.dtype) -> None:
     """Not on the unrounded ones: a candidate cannot be blamed for what rounding the weights did."""
     ids = tokens(1, 20)
-    truth = Reference(folder, attention="eager", dtype=dtype, device=CPU, compute=torch.float64)(ids)
+    truth = Reference(facts_of(folder, "sdpa", dtype), torch.float64)(ids)
     assert truth.dtype is torch.float64
     assert torch.equal(truth, their_logits(folder, ids, "eager", dtype, torch.float64))
     if dtype != torch.float32:
@@ -51,7 +54,7 @@ def test_the_truth_is_float64_on_the_rounded_weights(folder: Path, dtype: torch.
 @torch.no_grad()
 def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Path, attention: str) -> None:
     ids, place = tokens(1, 20), saved(reference(std=0.3, reorder_and_upcast_attn=True), tmp_path)
-    truth = Reference(place, attention=attention, dtype=torch.float32, device=CPU, compute=torch.float64)(ids)
+    truth = Reference(facts_of(place, attention, torch.float32), torch.float64)(ids)
     plain = their_logits(saved(reference(std=0.3), tmp_path), ids, "eager", torch.float32, torch.float64)
     error = (truth - plain).abs().max().item()
     print(f"error {error:.3g}, bound 1e-12, scale {plain.std():.3g}")
@@ -63,9 +66,9 @@ def test_float64_is_float64_where_a_config_asks_for_float32_scores(tmp_path: Pat
 def test_it_writes_as_transformers_generates(folder: Path, eos: tuple[int, ...]) -> None:
     """Each prompt up to its end or the context's, with the logits of each token; in batches, padded on the left."""
     prompts = [tokens(1, length, seed=length)[0].tolist() for length in (6, 4, 1, 9, 30, 44, 46, 48, 2, 3, 5, 8)]
-    texts, logits = Reference(folder, **FLOAT32).write(prompts, 20, eos)
+    texts = Reference(facts_of(folder, "sdpa", torch.float32)).write(prompts, 20, eos)
     hf = GPT2LMHeadModel.from_pretrained(folder)
-    for prompt, text, rows in zip(prompts, texts, logits, strict=True):
+    for prompt, (text, rows) in zip(prompts, texts, strict=True):
         ids, room = torch.tensor([prompt]), min(20, 48 - len(prompt))
         out = ids if not room else hf.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, do_sample=False, pad_token_id=0,

@@ -3,20 +3,20 @@
 T tokens, V vocabulary, C embedding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minigpt.engines.engine import Engine
+from minigpt.engines.engine import Engine, TextLogits
 from minigpt.errors import CheckpointError
 from minigpt.files import require_file
 from minigpt.judge.perplexity import read_losses
-from minigpt.judge.reading import Reading, Runner, Sample, Scored
+from minigpt.judge.reading import Reading, Sample, Scored
+from minigpt.judge.runners import Runner, Step
 from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 
@@ -32,8 +32,8 @@ class FileRunner(Runner):
     """
 
     def __init__(self, truth: Truth, file: Path) -> None:
+        super().__init__(truth.facts)
         self.file = file
-        self.device = truth.facts.device
         self.tensors = tensors_in(file)
         self.numbers: dict[Sample, int] = {}
         for n, sample in enumerate(truth.samples):
@@ -56,21 +56,18 @@ class FileRunner(Runner):
                     f"{shape} and {dtype_name(x.dtype)}"
                 )
 
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        number = self.numbers[sample]
-        logits = self.tensors[f"logits.{number}"].to(self.device)
-        compared = range(*sample.compared.indices(len(sample.ids)))
-        if len(logits) == len(compared):
-            return logits
-        return logits[sample.compared]
-
-    def read(self, sample: Sample) -> Reading:
-        end = f".{self.numbers[sample]}"
-        outputs: dict[str, Tensor] = {}
-        for name, x in self.tensors.items():
-            if name.endswith(end) and not name.startswith("logits."):
-                outputs[name.removesuffix(end)] = x.to(self.device)
-        return Reading(self.logits(sample), outputs)
+    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+        for sample in samples:
+            end = f".{self.numbers[sample]}"
+            outputs: dict[str, Tensor] = {}
+            for name, x in self.tensors.items():
+                if name.endswith(end):
+                    outputs[name.removesuffix(end)] = x.to(self.facts.device)
+            logits = outputs.pop("logits")
+            compared = range(*sample.compared.indices(len(sample.ids)))
+            if len(logits) > len(compared):
+                logits = logits[sample.compared]
+            yield Reading(logits, outputs)
 
 
 def tensors_in(file: Path) -> dict[str, Tensor]:
@@ -132,12 +129,12 @@ class EngineRunner(Runner):
         CheckpointError: if it has another vocabulary than the original, or a shorter context than its texts.
     """
 
+    batch = 1
+
     def __init__(self, truth: Truth, engine: Engine) -> None:
+        super().__init__(truth.facts)
         self.engine = engine
-        self.device = truth.facts.device
         self.original = truth.facts.source
-        self.vocab_size = truth.facts.shape.vocab_size
-        self.window = truth.facts.shape.window
         self._require_vocabulary(engine.vocab_size)
         longest = max(len(sample.ids) for sample in truth.samples)
         context = engine.context
@@ -148,42 +145,35 @@ class EngineRunner(Runner):
             )
 
     def _require_vocabulary(self, size: int | None) -> None:
-        if size not in (None, self.vocab_size):
+        known = self.facts.vocab_size
+        if size not in (None, known):
             raise CheckpointError(
-                f"{self.engine.name} has a vocabulary of {size:,} tokens and {self.original} one of "
-                f"{self.vocab_size:,}, so it is another model"
+                f"{self.engine.name} has a vocabulary of {size:,} tokens and {self.original} one of {known:,}, so it "
+                "is another model"
             )
 
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
-        rows = self.engine.whole(sample.ids)
-        return self._checked(rows)[sample.compared]
+    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+        for sample in samples:
+            yield Reading(self._checked(self.engine.whole(sample.ids))[sample.compared])
 
-    def decode(self, prompts: Sequence[Sample]) -> list[Float[Tensor, "new vocab"]] | None:
-        if not any(prompt.written for prompt in prompts):
+    def start(self, texts: list[list[int]], room: int) -> Step | None:
+        (ids,) = texts
+        read = self.engine.start(ids)
+        if read is None:
             return None
-        logits: list[Tensor] = []
-        for prompt in prompts:
-            if not prompt.written:
-                logits.append(torch.empty(0, self.vocab_size, device=self.device))
-                continue
-            rows = self.engine.decode(prompt.ids, prompt.new_from)
-            if rows is None:
-                return None
-            logits.append(self._checked(rows))
-        return logits
 
-    def continue_prompt(self, sample: Sample) -> list[int] | None:
-        return self.engine.write(sample.prompt, len(sample.written))
+        def step(pieces: list[list[int]]) -> Tensor:
+            return self._checked(read(pieces[0]))
 
-    def window_losses(self, ids: list[int]) -> list[Scored] | None:
-        return read_losses(self._counted, ids, self.window)
+        return step
 
-    def _counted(self, ids: list[int], counted: int) -> Iterator[Tensor]:
-        """Yield the logits that predict the last tokens of a window."""
-        rows = self.engine.whole(ids)
-        yield self._checked(rows)[-counted - 1 : -1]
+    def window_losses(self, ids: list[int]) -> list[Scored]:
+        def read(window: list[int], counted: int) -> Iterator[Tensor]:
+            yield self._checked(self.engine.whole(window))[-counted - 1 : -1]
 
-    def _checked(self, rows: Any) -> Float[Tensor, "seq vocab"]:
+        return read_losses(read, ids, self.facts.shape.window)
+
+    def _checked(self, rows: TextLogits) -> Float[Tensor, "seq vocab"]:
         """Return logits on the original's device, if they are of its vocabulary."""
         self._require_vocabulary(rows.shape[1])
-        return torch.from_numpy(rows).to(self.device)
+        return torch.from_numpy(rows).to(self.facts.device)
