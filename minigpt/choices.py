@@ -1,7 +1,9 @@
-"""The values of the options that open a model. It needs no PyTorch: a wrong word in the shell is an error at once."""
+"""The values of options. It needs no PyTorch: a wrong word in the shell is an error at once."""
 
+import numbers
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from minigpt.errors import ConfigError, NormError
 
@@ -13,6 +15,30 @@ ENGINES = ("onnx", "gguf", "openvino", "ctranslate2")  # functions of minigpt.en
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 AMOUNT_OF_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 KEEP = ("scale", "shift")  # what of an old norm may stay with a new one
+
+
+class Rule(NamedTuple):
+    """The requirement of a value.
+
+    Attributes:
+        accepts: returns True if a value other than None is valid.
+        requirement: completes the message "top_k must ...".
+    """
+
+    accepts: Callable[[Any], bool]
+    requirement: str
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def between(least: float, most: float) -> Rule:
+    return Rule(lambda value: is_number(value) and least <= value <= most, f"be within [{least:g}, {most:g}]")
 
 
 def check_option(name: str, value: object, known: Sequence[str]) -> None:

@@ -6,10 +6,11 @@ Above the class is what each field may hold, and which fields of other people's 
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
+from minigpt.choices import Rule, between
 from minigpt.errors import ConfigError
 from minigpt.files import as_path, read_object
 
@@ -47,14 +48,7 @@ OTHER_NETWORKS = re.compile(
 )
 
 
-class FieldRule(NamedTuple):
-    """A rule for the values of a field: a test, and its words."""
-
-    fits: Callable[[Any], bool]
-    words: str
-
-
-def field_with(default: Any, rule: FieldRule) -> Any:
+def field_with(default: Any, rule: Rule) -> Any:
     """Return a field of the config whose values obey a rule."""
     return dataclasses.field(default=default, metadata={"rule": rule})
 
@@ -69,17 +63,13 @@ def _is_id_or_ids(value: Any) -> bool:
     return _is_id(value)
 
 
-def _is_number(value: Any, most: float) -> bool:
-    return type(value) in (int, float) and 0 <= value <= most
-
-
-SIZE = FieldRule(lambda value: type(value) is int and 0 < value < 2**31, "a whole number above 0 and below 2^31")
-ID = FieldRule(_is_id, "a token id of 32 bits")
-ID_OR_IDS = FieldRule(_is_id_or_ids, f"{ID.words}, or a list of them")
-FRACTION = FieldRule(lambda value: _is_number(value, most=1), "within [0, 1]")
-AMOUNT = FieldRule(lambda value: _is_number(value, most=sys.float_info.max), "a float, 0 or more")
-BOOLEAN = FieldRule(lambda value: isinstance(value, bool), "true or false")
-ACTIVATION = FieldRule(lambda value: value in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}")
+SIZE = Rule(lambda value: type(value) is int and 0 < value < 2**31, "be a whole number above 0 and below 2^31")
+ID = Rule(_is_id, "be a token id of 32 bits")
+ID_OR_IDS = Rule(_is_id_or_ids, f"{ID.requirement}, or a list of them")
+FRACTION = between(0, 1)
+AMOUNT = Rule(between(0, sys.float_info.max).accepts, "be a float, 0 or more")
+BOOLEAN = Rule(lambda value: isinstance(value, bool), "be true or false")
+ACTIVATION = Rule(lambda value: value in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,14 +206,12 @@ def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
     Raises:
         ConfigError: if it breaks the rule.
     """
-    rule: FieldRule = field.metadata["rule"]
+    rule: Rule = field.metadata["rule"]
     may_be_null = type(None) in get_args(field.type)
-    if rule.fits(value) or (may_be_null and value is None):
+    if rule.accepts(value) or (may_be_null and value is None):
         return
-    words = rule.words
-    if may_be_null:
-        words += ", or null"
-    raise ConfigError(f"{field.name} must be {words}, got {value!r:.200}")
+    or_null = ", or null" if may_be_null else ""
+    raise ConfigError(f"{field.name} must {rule.requirement}{or_null}, got {value!r:.200}")
 
 
 def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:

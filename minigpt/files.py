@@ -125,14 +125,22 @@ def hash_file(path: str | Path) -> str:
         OSError: if it cannot be read.
     """
     path = Path(path).resolve()
-    state = path.stat()
-    return _hash_content(path, state.st_ino, state.st_size, state.st_mtime_ns)
+    return _hash_content(path, file_state(path))
 
 
 @functools.cache
-def _hash_content(path: Path, *_state: int) -> str:
+def _hash_content(path: Path, _state: tuple[int, ...] | None) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def file_state(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written: its number, size and time. None if there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:

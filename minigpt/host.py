@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,13 @@ from torch.func import functional_call
 
 from minigpt.config import GPT2_TYPES
 from minigpt.errors import raised
+from minigpt.norms.foreign.adapt import eps_of
 from minigpt.norms.formulas import exact_norm, ways_of_rounding
 from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import device_of, is_sharded, plain_copy, values_of
 from minigpt.shape import Shape
 
-EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
 OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
@@ -387,7 +387,7 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
     if output.shape != rows.shape:
         return NormSite("other", width=width)
     may_add_one = (False, True) if "weight" in used else (False,)
-    for kind, adds_one, eps in itertools.product(KINDS, may_add_one, _eps_values(norm)):
+    for kind, adds_one, eps in itertools.product(KINDS, may_add_one, sorted(eps_of(norm)) or EPS_VALUES):
         scale = weight + adds_one if "weight" in used else None
         expected = exact_norm(rows, kind, scale, used.get("bias"), eps)
         if not _is_close(output, expected):
@@ -400,16 +400,6 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
         rounds = _rounds(norm, without_bias, rows, kind, scale, eps)
         return NormSite(kind, eps, adds_one, width, rounds)
     return NormSite("other", width=width)
-
-
-def _eps_values(norm: nn.Module) -> Sequence[float]:
-    """Return the eps that a norm names, else those that are usual."""
-    named: list[float] = []
-    for name in EPS_NAMES:
-        eps = getattr(norm, name, None)
-        if isinstance(eps, float | int):
-            named.append(float(eps))
-    return named or EPS_VALUES
 
 
 def _is_close(output: Float[Tensor, "rows embd"], expected: Float[Tensor, "rows embd"]) -> bool:

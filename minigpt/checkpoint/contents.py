@@ -19,7 +19,7 @@ from torch import Tensor
 from minigpt.checkpoint.pickles import check_pickles
 from minigpt.config import GPT2_TYPES
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, raised
-from minigpt.files import as_path, is_temporary, read_object
+from minigpt.files import as_path, file_state, is_temporary, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SAFETENSORS = "model.safetensors"
@@ -50,7 +50,7 @@ MODEL_FILES = (*MODEL, *TOKENIZER_FILES, ADAPTER)
 
 Read = TypeVar("Read")
 FileContent = tuple[dict[str, Tensor], Mapping[str, Any] | None]  # tensors by name, and the config of a trainer's file
-State = list[tuple[Path, int, int, int]]  # of each file: its path, number, size and time
+State = dict[Path, tuple[int, ...] | None]  # of each file
 
 
 def local_place(
@@ -293,13 +293,8 @@ def unchanged(place: Path, since: State | None = None) -> Iterator[None]:
 
 
 def files_state(place: Path) -> State:
-    """Return what changes when a file of a checkpoint is written: number, size and time of each."""
-    state = []
-    for path in known_files(place):
-        with contextlib.suppress(OSError):  # it is gone
-            entry = path.stat()
-            state.append((path, entry.st_ino, entry.st_size, entry.st_mtime_ns))
-    return state
+    """Return what changes when a file of a checkpoint is written."""
+    return {path: file_state(path) for path in known_files(place)}
 
 
 def fields_of(file: Path) -> dict[str, Any]:

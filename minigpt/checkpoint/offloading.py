@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import Files
+from minigpt.checkpoint.sizes import shapes_in
 from minigpt.choices import bytes_of
 from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import CheckpointError, listing
+from minigpt.files import file_state
 from minigpt.offload import device_hooks
 from minigpt.precision import HALVES, dtype_name
 
@@ -88,22 +89,6 @@ def why_whole(files: Files) -> str | None:
     return None
 
 
-def shapes_in(file: Path) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in a safetensors file, by name.
-
-    Raises:
-        CheckpointError: if it is damaged.
-    """
-    shapes: dict[str, list[int]] = {}
-    try:
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (it is no dict)
-                shapes[name] = weights.get_slice(name).get_shape()
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read as a safetensors file: {error}") from error
-    return shapes
-
-
 def device_map_of(model: nn.Module, device: torch.device, room: int = 0) -> dict[str, str]:
     """Return a ``device_map`` of a model: a device has what has no matrix, as norms; the disk has the rest.
 
@@ -149,7 +134,7 @@ class WatchedWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, weights: Mapping[str, Tensor], files: list[Path], tied: Mapping[str, str] | None = None) -> None:
-        self.weights, self.states = weights, {file: _state_of(file) for file in files}
+        self.weights, self.states = weights, {file: file_state(file) for file in files}
         self.sources: dict[str, str] = {}
         names = {*weights}
         for name, source in (tied or {}).items():
@@ -166,7 +151,7 @@ class WatchedWeights(Mapping[str, Tensor]):
 
     def _require_unchanged(self) -> None:
         for file, state in self.states.items():
-            if _state_of(file) != state:
+            if file_state(file) != state:
                 raise CheckpointError(f"{file} was written to while it was read; start again when nothing writes to it")
 
     def __iter__(self) -> Iterator[str]:
@@ -174,15 +159,6 @@ class WatchedWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.weights)
-
-
-def _state_of(file: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written; None if there is no such file."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def watched_weights(model: nn.Module, place: Path) -> WatchedWeights | None:

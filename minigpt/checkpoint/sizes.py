@@ -9,18 +9,34 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import read_object
 
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 PACKED = 16  # numbers in one number of a quantized file, at most
 SPARE_VALUES = 2  # times as many values as the files hold: they leave out a head that is the embedding
 SMALL = 2**28  # values that take no memory worth a check
+
+
+def shapes_in(file: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a safetensors file, by name.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
+    shapes: dict[str, list[int]] = {}
+    try:
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no dict)
+                shapes[name] = weights.get_slice(name).get_shape()
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read as a safetensors file: {error}") from error
+    return shapes
 
 
 class Headers(NamedTuple):
@@ -40,10 +56,9 @@ class Headers(NamedTuple):
 def read_headers(place: Path) -> Headers:
     """Return the sizes of the tensors in the safetensors files of a folder. A damaged file counts as empty."""
     tensors = values = longest = 0
-    for file in sorted(place.glob("*.safetensors")):
-        with contextlib.suppress(Exception), safe_open(file, "pt") as weights:  # its library raises its own kinds
-            for name in weights.keys():  # noqa: SIM118 (it is no dict)
-                shape = weights.get_slice(name).get_shape()
+    for file in place.glob("*.safetensors"):
+        with contextlib.suppress(CheckpointError):
+            for shape in shapes_in(file).values():
                 tensors += 1
                 values += math.prod(shape)
                 longest = max(longest, *shape, 1)
@@ -62,7 +77,7 @@ def check_counts(place: Path) -> None:
     rows = max(headers.tensors, headers.longest)
     text = fields.get("text_config")
     for part in (fields, text if isinstance(text, dict) else {}):
-        for names, least, most in ((LAYERS, 1, headers.tensors), (EXPERTS, 0, rows)):
+        for names, least, most in ((LAYER_FIELDS, 1, headers.tensors), (EXPERT_FIELDS, 0, rows)):
             for name in names:
                 count = part.get(name)
                 if most and isinstance(count, int) and not least <= count <= most:

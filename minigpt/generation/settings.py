@@ -10,11 +10,11 @@ import dataclasses
 import difflib
 import itertools
 import math
-import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
+from minigpt.choices import Rule, between, is_int, is_number
 from minigpt.errors import GenerationError, listing
 
 if TYPE_CHECKING:
@@ -24,26 +24,6 @@ if TYPE_CHECKING:
 PYTHON, SHELL, HTTP = "python", "shell", "http"
 ONLY_PYTHON, NOT_SHELL, NOT_HTTP = (PYTHON,), (PYTHON, HTTP), (PYTHON, SHELL)
 LARGEST = 1e30  # a number added to logits, which stay finite in float32
-
-
-class Rule(NamedTuple):
-    """The requirement of a value.
-
-    Attributes:
-        accepts: returns True if a value other than None is valid.
-        requirement: completes the message "top_k must ...".
-    """
-
-    accepts: Callable[[Any], bool]
-    requirement: str
-
-
-def is_int(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_list(value: Any, accepts: Callable[[Any], bool], least: int = 0, most: float = math.inf) -> bool:
@@ -75,10 +55,6 @@ def as_texts(value: Any) -> Any:
 def integer(least: int, most: float = math.inf) -> Rule:
     span = f"be at least {least}" if most == math.inf else f"be within [{least}, {most}]"
     return Rule(lambda value: is_int(value) and least <= value <= most, span)
-
-
-def between(least: float, most: float) -> Rule:
-    return Rule(lambda value: is_number(value) and least <= value <= most, f"be within [{least:g}, {most:g}]")
 
 
 def one_of(*words: str | None) -> Rule:

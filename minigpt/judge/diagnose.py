@@ -10,9 +10,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from minigpt.judge.evidence import Network, Prediction, Sums, Text, centred, finished, predict
+from minigpt.judge.evidence import Network, Prediction, Sums, Text, finished, predict
 from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.mistakes import Mistake
+from minigpt.judge.mistakes.text import centred
 from minigpt.judge.precision import precision_of
 from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
 
@@ -80,7 +81,7 @@ class Screen:
         self.distances: dict[tuple[Mistake, ...], float] = {(): _rms(self.error)}
 
     def _flat(self, logits: Tensor) -> Tensor:
-        return centred(logits)[:, :: self.step].flatten()
+        return centred(logits)[:, :: self.step].flatten()  # a shift of all logits changes no probability
 
     def add(self, mistake: Mistake) -> None:
         """Put a mistake into the network."""

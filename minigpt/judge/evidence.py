@@ -155,8 +155,3 @@ def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]
     for text in texts:
         logits.append(network.logits(mistakes, text))
     return Prediction(mistakes, texts, logits)
-
-
-def centred(logits: Tensor) -> Tensor:
-    """Subtract each position's mean: a shift of all logits changes no probability."""
-    return logits - logits.mean(-1, keepdim=True)
