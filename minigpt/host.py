@@ -26,6 +26,7 @@ from minigpt.norms.formulas import exact_norm, ways_of_rounding
 from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import device_of, is_sharded, plain_copy, values_of
+from minigpt.precision import default_dtype
 from minigpt.shape import Shape
 
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
@@ -289,9 +290,10 @@ def _is_norm(path: str, module: nn.Module) -> bool:
         return False
     if getattr(getattr(module, ATTRIBUTE, None), "site", None) is not None:
         return True
-    if isinstance(module, NO_NORMS) or type(module).forward is nn.Module.forward:  # a container
+    forward = getattr(type(module), "forward", nn.Module.forward)  # TorchScript's classes have none
+    if isinstance(module, NO_NORMS) or forward is nn.Module.forward:  # a container
         return False
-    if not _takes_one_input(type(module).forward):
+    if not _takes_one_input(forward):
         return False
     if any(parameter.ndim > 1 for parameter in module.parameters()):
         return False
@@ -334,12 +336,15 @@ def _width(norm: nn.Module, model: Any) -> int:
     if rows:
         return max(parameter.shape[-1] for parameter in rows)
     path = next((path for path, part in model.named_modules() if part is norm), "")
-    name = path.rpartition(".")[2]
+    around, _, name = path.rpartition(".")
     config = config_of(model)
     width = Shape.of(config).n_embd
     if not OF_HEADS.match(name):
         return width
-    return getattr(config, "head_dim", None) or width // config.num_attention_heads
+    attention = model.get_submodule(around)  # its heads' width may be its own, as in Gemma 4
+    return (
+        getattr(attention, "head_dim", None) or getattr(config, "head_dim", None) or width // config.num_attention_heads
+    )
 
 
 @contextlib.contextmanager
@@ -359,6 +364,7 @@ def _alone(norm: nn.Module) -> Iterator[None]:
             state.update(before)
 
 
+@default_dtype()
 def probe_norm(norm: nn.Module, width: int) -> NormSite:
     """Return what a norm computes, found by comparing it with formulas on random rows (8, width).
 

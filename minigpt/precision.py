@@ -70,6 +70,17 @@ def full_products() -> Iterator[None]:
         set_product_precision(before)
 
 
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype = torch.float32) -> Iterator[None]:
+    """Make tensors in a dtype, whatever default a training script has set in the process."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class WideProducts(TorchFunctionMode):
     """Computes products of float16 in float32 in the block, and rounds each result once.
 

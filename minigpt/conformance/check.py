@@ -28,7 +28,7 @@ from minigpt.norms.foreign.arrays import ArrayFunction
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import GPT2_EPS
 from minigpt.norms.registry import KINDS, require_on
-from minigpt.precision import DTYPES, full_products
+from minigpt.precision import DTYPES, default_dtype, full_products
 from minigpt.progress import Progress, Steps
 from minigpt.watch import watched
 
@@ -160,6 +160,7 @@ class ConformanceReport:
         return "\n  ".join(lines)
 
 
+@default_dtype()
 def check_norm(
     norm: NormSpec,
     *,

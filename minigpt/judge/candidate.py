@@ -94,15 +94,17 @@ class Candidate:
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Be in eval mode in the block, part by part, since a module of torch.export refuses ``eval``."""
-        parts = [] if self.module is None else [*self.module.modules()]
-        modes = [part.training for part in parts]
-        for part in parts:
-            part.training = False
+        """Be in eval mode in the block, part by part: a module of torch.export refuses ``eval``."""
+        modes: dict[nn.Module, bool] = {}
+        for part in () if self.module is None else self.module.modules():
+            if hasattr(part, "training"):  # frozen TorchScript has no mode
+                modes[part] = part.training
         try:
+            for part in modes:
+                part.training = False
             yield
         finally:
-            for part, mode in zip(parts, modes, strict=True):
+            for part, mode in modes.items():
                 part.training = mode
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 
@@ -103,10 +104,11 @@ class Recorder:
         self.outputs: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
-        self.hooks = [
-            module.register_forward_hook(partial(self._keep, itertools.cycle(names)))
-            for module, names in self.modules.items()
-        ]
+        self.hooks: list[RemovableHandle] = []
+        for module, names in self.modules.items():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hook
+                hook = partial(self._keep, itertools.cycle(names))
+                self.hooks.append(module.register_forward_hook(hook))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -24,15 +24,15 @@ from minigpt.garbage import uncollected
 from minigpt.host import host_of, uncompiled
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.runners import ModuleRunner
-from minigpt.precision import HALVES, Float64, dtype_name, full_products
+from minigpt.precision import HALVES, Float64, default_dtype, dtype_name, full_products
 
 IN_MEMORY = 2**63  # bytes that a model may take whose size has been looked at before
 
 
 @contextlib.contextmanager
 def judging() -> Iterator[None]:
-    """Compute without gradients, with ``full_products``, and make tensors that may have gradients later."""
-    with full_products(), torch.inference_mode(False), torch.no_grad():
+    """Compute in float32 by default, without gradients, with ``full_products``; tensors may have gradients later."""
+    with full_products(), default_dtype(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
@@ -198,14 +198,11 @@ class Reference(ModuleRunner):
     @contextlib.contextmanager
     def exactly(self) -> Iterator[None]:
         """Compute in float64 in the block, whatever dtype transformers' code names, if the model is in float64."""
-        before = torch.get_default_dtype()
-        if self.is_exact:
-            torch.set_default_dtype(torch.float64)
-        try:
-            with Float64() if self.is_exact else contextlib.nullcontext():
-                yield
-        finally:
-            torch.set_default_dtype(before)
+        if not self.is_exact:
+            yield
+            return
+        with default_dtype(torch.float64), Float64():
+            yield
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) of a batch without padding."""

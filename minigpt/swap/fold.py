@@ -184,5 +184,5 @@ def _require_affine(norm: Any, site: str) -> None:
 def _rows(like: Tensor) -> Tensor:
     """Return eight random rows (8, C) to try a norm on."""
     generator = torch.Generator("cpu").manual_seed(0)
-    rows = torch.randn(8, like.shape[-1], generator=generator, device="cpu")
+    rows = torch.randn(8, like.shape[-1], generator=generator, dtype=torch.float32, device="cpu")
     return rows.to(like)

@@ -26,6 +26,7 @@ from minigpt.offload import (
     take_inputs_of,
     values_of,
 )
+from minigpt.precision import default_dtype
 
 DEFAULT_EPS = 1e-5  # of a site that has none
 MOST_SITES = 32  # that an error names one by one
@@ -39,6 +40,7 @@ FROZEN_WITHOUT_CACHE = (
 WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override standardize(self, x)"
 
 
+@default_dtype()
 def swap_norms(
     model: nn.Module, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
 ) -> list[str]:
@@ -273,7 +275,7 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
         if site.adds_one and not record.adds_one and has_weight:
             record.notes += ("the sites multiply by 1 + weight; the new norms are given that sum",)
             eps = DEFAULT_EPS if site.eps is None else site.eps
-            new = OnePlusNorm(new, new.get_parameter("weight"), eps)
+            new = OnePlusNorm(new, new.get_parameter("weight"), eps, is_wide=site.kind == "rms_norm")
             setattr(new, ATTRIBUTE, record)
         return new.train(old.training)
 

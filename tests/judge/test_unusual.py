@@ -1,13 +1,17 @@
 """Models whose norms, caches or modules are not laid out as Llama's are."""
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from architectures import random_model
+import transformers
+from architectures import HEADS, random_model
 from torch import Tensor, nn
 
 import minigpt
+from minigpt.checkpoint.transformers_model import describe_other
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [40, 41, 3, 7, 60, 61, 62, 63], [11, 90, 17]]
 IDS = torch.tensor(PROMPTS[:1])
@@ -74,6 +78,93 @@ class Logits(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.model(ids, use_cache=False).logits
+
+
+def gemma_4() -> Any:
+    """A model whose layers have heads of two widths, and norms of values without a weight."""
+    return transformers.Gemma4TextConfig(
+        **HEADS, global_head_dim=16, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=96,
+    )  # fmt: skip
+
+
+def gemma_4_with_towers() -> Any:
+    tower = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    return transformers.Gemma4Config(
+        text_config=gemma_4().to_dict(),
+        vision_config=tower | dict(num_key_value_heads=2, head_dim=8, patch_size=4, pooling_kernel_size=1),
+        audio_config=None,
+    )
+
+
+def falcon_mamba() -> Any:
+    """A model whose norms of dt, B and C keep ones, of another width than their rows, for a kernel."""
+    return transformers.FalconMambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=8)
+
+
+@pytest.mark.parametrize("config", [gemma_4, gemma_4_with_towers, falcon_mamba])
+def test_norms_of_several_widths_are_judged(config: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config()).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    assert minigpt.parity(model, against=tmp_path, prompts=PROMPTS, max_new_tokens=4).outcome == "PASS"
+    assert describe_other(tmp_path)["norms"]
+    widths = {path: site.width for path, site in minigpt.norm_sites(model).items() if path.endswith("self_attn.v_norm")}
+    assert [*widths.values()] == ([] if config is falcon_mamba else [8, 16])
+
+
+@pytest.mark.parametrize("part", ["an activation", "a frozen activation", "a norm", "the model"])
+def test_parts_of_torchscript_are_judged(part: str, original: Any) -> None:
+    """They take no hook of ours, and a frozen one has no mode."""
+    model, truth = original("llama")
+    held = copy.deepcopy(model)
+    scripted = torch.jit.script(nn.SiLU().eval())
+    if part == "the model":
+        held = torch.jit.trace(Logits(held), IDS, check_trace=False)
+    elif part == "a norm":
+        held.model.norm = torch.jit.script(Scripted(held.model.norm.weight.data))
+    else:
+        held.model.layers[1].mlp.act_fn = torch.jit.freeze(scripted) if part == "a frozen activation" else scripted
+        assert minigpt.norm_sites(held) == minigpt.norm_sites(model)
+        assert len(minigpt.swap_norms(held, "rms")) == 5
+    assert truth.judge(held).outcome == "PASS"
+
+
+class Scripted(nn.Module):
+    """An RMSNorm that TorchScript compiles."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x, [32], self.weight, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_the_process_changes_nothing(dtype: torch.dtype, original: Any, tmp_path: Path) -> None:
+    """Training scripts set it."""
+    model, truth = original("qwen3")
+    sites = minigpt.norm_sites(model)
+    expected = truth.judge(model).logits
+    model.save_pretrained(tmp_path)
+    torch.set_default_dtype(dtype)
+    try:
+        assert minigpt.norm_sites(model) == sites
+        held = copy.deepcopy(model)
+        for norm in ("rms", nn.RMSNorm):
+            minigpt.swap_norms(held, norm)
+            assert {parameter.dtype for parameter in held.parameters()} == {torch.float32}
+            assert truth.judge(held).outcome == "PASS"
+        again = minigpt.Original(tmp_path, device="cpu", prompts=PROMPTS, max_new_tokens=4)
+        assert again.judge(model).logits == expected
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("as_modules", [False, True])

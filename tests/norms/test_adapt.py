@@ -331,5 +331,5 @@ def test_an_error_at_the_third_site_leaves_the_model_as_it_was(model: GPT2) -> N
 @pytest.mark.parametrize(("name", "claim"), [("fused", "layer_norm"), ("rms", "rms_norm"), ("dyt", "")])
 def test_a_norm_keeps_its_name_and_claim_where_the_weight_is_smaller_by_one(name: str, claim: str) -> None:
     norm = norms.build(name, 8, eps=1e-5)
-    lent = OnePlusNorm(norm, norm.get_parameter("weight"), 1e-5)
+    lent = OnePlusNorm(norm, norm.get_parameter("weight"), 1e-5, is_wide=False)
     assert (name_of(lent), claim_of(lent)) == (name, claim)

@@ -106,6 +106,35 @@ def test_a_norm_that_multiplies_by_one_more_keeps_the_parameter(
     torch.testing.assert_close(model.state_dict(), changed)
 
 
+class RoundsTheRow(nn.Module):
+    """Llama's norm, whose output has its weight's dtype if that is wider."""
+
+    def __init__(self, size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * nn.functional.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype)
+
+
+@pytest.mark.parametrize("norm", ["rms", nn.RMSNorm, RoundsTheRow])
+@torch.no_grad()
+def test_the_sum_of_one_and_a_weight_is_not_rounded_to_half_precision(norm: Any) -> None:
+    """In bfloat16, 1 + 2^-8 is 1. Outputs were 2.5 times as far off; a row that is rounded too is exactly halfway."""
+    model = random_model("gemma").to(torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.data.fill_(2.0**-8)
+    rows = torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    truth = nn.functional.rms_norm(rows.double(), (32,), None, 1e-6) * (1 + 2.0**-8)
+    own = rms(model.model.norm(rows).double() - truth)
+    minigpt.swap_norms(model, norm)
+    y = model.model.norm(rows)
+    assert y.dtype == torch.bfloat16
+    assert rms(y.double() - truth) <= (1.8 if norm is RoundsTheRow else 1.05) * own
+    assert model(torch.tensor([[5, 17, 3]])).logits.dtype == torch.bfloat16
+
+
 def test_training_goes_on_at_a_norm_that_multiplies_by_one_more(ids: Tensor) -> None:
     """Two steps with a swap between them are two steps without one."""
     plain = random_model("gemma").double()
