@@ -394,7 +394,7 @@ class Lines:
         self.rows = [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
         if rest:
             self.torn = len(lines) + 1
-            self._require_own(self.torn, rest)
+            self._require_own(self.torn, rest.rstrip(b"\0"))  # a power cut may leave zeros
             self._file.truncate(self._file.tell() - len(rest))
 
     def _lock(self) -> None:

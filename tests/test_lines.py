@@ -173,3 +173,16 @@ def test_hashes_follow_the_content(tmp_path: Path) -> None:
     file.write_text("other")
     assert hash_file(file) != one
     assert hash_json({"a": 1, "b": Path("x")}) == hash_json({"b": Path("x"), "a": 1}) != hash_json({"a": 2})
+
+
+@pytest.mark.parametrize("half", [b"", b'{"run": "abc", "x'])
+def test_zeros_at_the_end_are_a_line_that_was_cut_short(half: bytes, tmp_path: Path) -> None:
+    """As a power cut leaves them."""
+    file = tmp_path / "cells.jsonl"
+    with Lines(file, "abc") as lines:
+        lines.append({"x": 1})
+    whole = file.read_bytes()
+    file.write_bytes(whole + half + b"\0" * 400)
+    with Lines(file, "abc") as lines:
+        assert (lines.rows, lines.torn) == ([{"x": 1}], 2)
+    assert file.read_bytes() == whole

@@ -1,12 +1,15 @@
 """Other architectures than GPT-2, which transformers opens. No code of a folder runs."""
 
 import contextlib
+import errno
 import gc
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -114,6 +117,10 @@ def load_with_transformers(
         if is_about_memory(error):
             raise
         reason = " ".join(str(error).split())
+        if os.strerror(errno.ENOSPC) in reason:
+            raise CheckpointError(
+                f"cannot keep weights of {place} in {gettempdir()}: {reason:.300}; TMPDIR names a folder with more room"
+            ) from error
         if "ignore_mismatched_sizes" in reason:  # it has logged the rest
             reason = f"its tensors have other shapes than {CONFIG} says"
         raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error

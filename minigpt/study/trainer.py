@@ -16,7 +16,7 @@ from minigpt.files import remove
 from minigpt.judge.perplexity import read_windows, score
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
-from minigpt.study.resume import TRAINED_WEIGHTS, damage_of, resumable_step, writing
+from minigpt.study.resume import TRAINED_WEIGHTS, is_cut, reading, resumable_step, writing
 from minigpt.study.schedule import NormSchedule
 from minigpt.study.settings import DivergedError, Training
 
@@ -122,7 +122,7 @@ class SwapTrainer(Trainer):
             with writing(folder, lambda: resumable_step(folder, self.args.max_steps)):
                 super()._save_checkpoint(*args, **kwargs)
         except BaseException:
-            if self.args.should_save and damage_of(new):  # it would fill the disk
+            if self.args.should_save and is_cut(new):  # it would fill the disk
                 remove(new)
             raise
 
@@ -133,8 +133,13 @@ class SwapTrainer(Trainer):
         torch.save(tensors, folder / TRAINED_WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        tensors = torch.load(Path(resume_from_checkpoint) / TRAINED_WEIGHTS, map_location="cpu", weights_only=True)
-        self.accelerator.unwrap_model(model or self.model).load_state_dict(tensors)
+        with reading(resume_from_checkpoint):
+            tensors = torch.load(Path(resume_from_checkpoint) / TRAINED_WEIGHTS, map_location="cpu", weights_only=True)
+            self.accelerator.unwrap_model(model or self.model).load_state_dict(tensors)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(checkpoint or ""):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
 
 def unevenness(stream: Tensor, ids: Tensor, end_of_text: int | None) -> Tensor:

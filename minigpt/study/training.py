@@ -26,7 +26,7 @@ from minigpt.norms.foreign.arrays import require_gradients
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
 from minigpt.study.export import can_save_frozen, save_frozen
-from minigpt.study.resume import newest_written, note_damaged, remove_cut, resumable_step, writing
+from minigpt.study.resume import note_cut, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.study.trainer import EachStep, SwapTrainer, arguments
@@ -110,7 +110,7 @@ def finetune(
                 stack.enter_context(locked(checkpoints.parent))
             except BlockingIOError as error:
                 raise ConfigError(f"is {out}, where another process trains", argument="out") from error
-            note_damaged(checkpoints, training.steps)
+            note_cut(checkpoints, training.steps)
             remove_cut(checkpoints.parent)
         return _finetune(recipe, training, schedule, checkpoints, progress, seed)
 
@@ -162,7 +162,7 @@ def _finetune(
         swaps=schedule.steps,
         tokens=len(ids),
         tokens_seen=trainer.state.num_input_tokens_seen,
-        resumes_at=newest_written(checkpoints, training.steps),
+        resumes_at=resumable_step(checkpoints, training.steps),
     )
 
 

@@ -1,5 +1,6 @@
 """Damaged files, and files made to harm their reader: nothing in them runs, and each is refused with one line."""
 
+import errno
 import json
 import os
 import random
@@ -269,6 +270,18 @@ def test_a_config_of_another_architecture_is_held_against_the_headers(
         load_with_transformers(tmp_path)
     assert sentence in str(raised.value)
     assert "enforce fail" not in str(raised.value)
+
+
+def test_a_full_temporary_folder_blames_no_model(
+    others: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", full)
+    with pytest.raises(MiniGPTError, match="No space left on device; TMPDIR names a folder with more room"):
+        load_with_transformers(others["llama"], memory=0)
 
 
 def test_usual_configs_of_other_architectures_are_opened(others: dict[str, Path], tmp_path: Path) -> None:

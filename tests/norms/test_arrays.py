@@ -16,6 +16,7 @@ from helpers import assert_close, assert_same_bits, max_abs, random_ids, small_m
 import minigpt
 from minigpt import NormError, Recipe, norms, swap_norms
 from minigpt.conformance import check_norm
+from minigpt.norms.foreign.adapt import notes
 from minigpt.norms.foreign.arrays import ArrayFunction
 from minigpt.norms.foreign.packages import NotSupported, of_numpy, package_of, to_numpy
 from minigpt.study.settings import Training
@@ -120,6 +121,28 @@ def test_memory_is_shared_so_that_a_write_into_the_input_is_seen() -> None:
 
     report = check_norm(writes, arrays="numpy", device="cpu", cases=["input left*"], seed=0)
     assert report.diagnoses == ["it modifies its input"]
+
+
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+@pytest.mark.parametrize("role", ["weight", "bias"])
+def test_a_function_that_writes_into_its_parameters_leaves_the_model_as_it_was(role: str, arrays: str) -> None:
+    """It gets copies, also in its vjp; the kit and a model's judge say so."""
+
+    def writes(x, weight, bias, eps):
+        {"weight": weight, "bias": bias}[role][:] += 1
+        return x * weight + bias
+
+    writes.arrays = arrays
+    writes.vjp = lambda dy, x, weight, bias, eps: (weight.__imul__(0) * dy, weight, bias.__imul__(0))
+    model = minigpt.from_pretrained("demo", device="cpu")
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    minigpt.swap_norms(model, writes, "h.0.*")
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    sentence = f"it writes into its {role}, of which it gets a copy"
+    assert sentence in notes(model.get_submodule("h.0.ln_1"))
+    assert sentence in check_norm(writes, device="cpu", cases=["input left*"], seed=0).notes
+    minigpt.swap_norms(model, "fused")
+    assert [name for name, x in model.state_dict().items() if not torch.equal(x, before[name])] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])

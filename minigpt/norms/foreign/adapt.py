@@ -87,7 +87,8 @@ def is_ours(cls: object) -> bool:
 
 def notes(module: nn.Module) -> tuple[str, ...]:
     """Return what a reader should know of a norm in a model: another eps, a shift that its class lacks."""
-    return record_of(module).notes
+    inner = module.norm if isinstance(module, AdaptedNorm) else module
+    return record_of(module).notes + getattr(inner, "remarks", ())
 
 
 def eps_of(module: nn.Module) -> set[float]:

@@ -29,6 +29,7 @@ from minigpt.norms.foreign.packages import NotSupported, Package, package_of
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 UNNAMED = (*VARIABLE, inspect.Parameter.KEYWORD_ONLY)  # kinds of a parameter that x cannot be
+WRITABLE = ("numpy", "torch")  # packages whose arrays a function can write into, on the tensor's own memory
 TENSORS = ("x", "weight", "bias")  # the roles that get a gradient
 
 
@@ -42,6 +43,7 @@ class ArrayFunction:
     Attributes:
         roles: of "x", "weight", "bias" and "eps" those that it takes, with its own names for them, in its order.
         vjp: the function that gives gradients; None without one.
+        writes: "weight" and "bias", if a call has written into them. It gets copies, so the model keeps its own.
 
     Raises:
         NormError: if it is no function, if its parameters are not a norm's, or if there is no such package.
@@ -58,6 +60,7 @@ class ArrayFunction:
         self.signature = inspect.signature(self.func)
         self.roles = _roles_of(self.func, self.signature)
         self.vjp: Callable[..., Any] | None = getattr(self.func, "vjp", None)
+        self.writes = set[str]()
         # torch.compile would trace NumPy's functions as PyTorch's: another function
         untraced: Any = torch.compiler.disable(self._differentiable)
         self.differentiable: Callable[..., Tensor] = untraced
@@ -89,7 +92,15 @@ class ArrayFunction:
         call = self._bound(x, weight, bias, eps)
         with naming(self):
             array = self.func(*call.args, **call.kwargs)
-        return self._tensor(array, "", x)
+        y = self._tensor(array, "", x)
+        if self.package.name in WRITABLE and not torch.compiler.is_compiling():
+            for role, value in (("weight", weight), ("bias", bias)):
+                after = call.arguments.get(self.roles.get(role, ""))
+                if after is None or value is None:
+                    continue
+                if not torch.equal(self.package.to_tensor(after).to(value.device), value):
+                    self.writes.add(role)
+        return y
 
     def _differentiable(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         """Return ``output``, through which gradients pass if there is a ``vjp``."""
@@ -134,6 +145,8 @@ class ArrayFunction:
                 continue
             if value is None:
                 value = neutral[role](x.shape[-1], dtype=x.dtype, device=x.device)
+            elif role in ("weight", "bias"):
+                value = value.clone()  # the function may write into it
             if role != "eps":
                 value = self.package.to_array(value)
             arguments[name] = value
@@ -232,6 +245,11 @@ class ArrayNorm(nn.LayerNorm):
             self.weight = nn.Parameter(torch.ones(shape))
         if bias and "bias" in function.roles:
             self.bias = nn.Parameter(torch.zeros(shape))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """A sentence on each Parameter that a call has written into."""
+        return tuple(f"it writes into its {role}, of which it gets a copy" for role in sorted(self.function.writes))
 
     @property
     def takes_eps(self) -> bool:
