@@ -15,6 +15,7 @@ from transformers import GPT2Config, set_seed
 
 from minigpt import hf
 from minigpt.checkpoint import save_pretrained
+from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError
 from minigpt.files import finite, hash_json, locked, write_atomically
 from minigpt.host import Shape
@@ -23,6 +24,8 @@ from minigpt.judge.perplexity import join_texts, texts_in
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.norms.foreign.arrays import require_gradients
+from minigpt.norms.textbook import FusedLayerNorm
+from minigpt.precision import HALVES
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
 from minigpt.study.export import can_save_frozen, save_frozen
@@ -30,11 +33,12 @@ from minigpt.study.resume import note_cut, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.study.trainer import EachStep, SwapTrainer, arguments
+from minigpt.swap import swap_norms
 from minigpt.swap.fit import rows_of_text
 from minigpt.tokenizer import Tokenizer
 
 CURVE = "finetune.json"
-FORMAT = 2  # of the checkpoints; a run does not continue from another format
+FORMAT = 3  # of the checkpoints; a run does not continue from another format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +92,9 @@ def finetune(
     settings, or on other texts, another norm or other weights, it begins at step 0.
 
     Args:
-        recipe: the model, and the norm that is swapped in. It is trained in float32 if ``dtype`` is None.
+        recipe: the model, and the norm that is swapped in. It is trained in float32 if ``dtype`` is None. In half
+            precision on the CPU its own LayerNorms are trained as ``textbook``, whose sums are float32, unless the
+            norm is "fused" or ``arithmetic`` is "reference".
         seed: for the order of the text, dropout and adapters.
 
     Raises:
@@ -200,7 +206,10 @@ def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0)
 
 
 def as_transformers(model: GPT2, recipe: Recipe) -> Any:
-    """Return a model as one of transformers, with copies of its weights and of its norms."""
+    """Return a model as one of transformers, with copies of its weights and of its norms.
+
+    Norms that would add gradients in half precision become ``textbook``.
+    """
     fields: dict[str, Any] = {**model.config.to_dict(), "attn_implementation": recipe.attention}
     hf_model = hf.GPT2LMHeadModel(GPT2Config(**fields), norm="fused", arithmetic=recipe.arithmetic)
     nn.Module.to(hf_model, model.wte.weight.dtype)
@@ -211,7 +220,19 @@ def as_transformers(model: GPT2, recipe: Recipe) -> Any:
     head = tensors.pop("lm_head.weight", model.wte.weight)
     hf_model.lm_head.load_state_dict({"weight": head})
     hf_model.transformer.load_state_dict(tensors)
+    if sums_in_half(hf_model.dtype, recipe):
+        own = [site for site, norm in model.norm_modules().items() if type(norm) is FusedLayerNorm]
+        swap_norms(hf_model.transformer, "textbook", own)
     return hf_model
+
+
+def sums_in_half(dtype: torch.dtype, recipe: Recipe) -> bool:
+    """Return True where PyTorch adds the gradients of scale and shift in half precision, and nobody asks for its bits.
+
+    On other devices than the CPU it adds them in float32.
+    """
+    is_on_cpu = resolve_device(recipe.device).type == "cpu"
+    return dtype in HALVES and is_on_cpu and recipe.arithmetic == "fast"
 
 
 @torch.no_grad()
@@ -225,10 +246,14 @@ def as_minigpt(hf_model: Any, model: GPT2) -> GPT2:
         if not name.startswith(sites):
             parameter.copy_(weights[name])
     for site in model.site_names():
-        norm = hf_model.transformer.get_submodule(site)
+        norm, is_own = hf_model.transformer.get_submodule(site), True
         if isinstance(norm, ScheduledNorm):
-            norm = norm.present
-        model.set_submodule(site, copy.deepcopy(norm).cpu())
+            norm, is_own = norm.present, not norm.is_on
+        own = model.get_submodule(site)
+        if is_own and type(own) is FusedLayerNorm:  # which may have been trained as textbook
+            own.load_state_dict(norm.state_dict())
+        else:
+            model.set_submodule(site, copy.deepcopy(norm).cpu())
     return model.eval()
 
 
