@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from minigpt import choices
-from minigpt.errors import CheckpointError, ConfigError
-from minigpt.files import hash_file, hash_json
+from minigpt.errors import CheckpointError, ConfigError, GenerationError
+from minigpt.files import hash_file, hash_json, read_text
 
 if TYPE_CHECKING:
     import torch
@@ -199,6 +199,7 @@ class Recipe:
         from minigpt.swap import fit_on_text
         from minigpt.swap.fit import require_fitted
 
+        self.check_fit()
         place = self.place()
         content = read_stable(place, partial(_read_files, with_weights=not offload))
         if content.checkpoint is None and not any_architecture:
@@ -290,6 +291,15 @@ class Recipe:
                 sites = [host.prefix + site for site in matching(pattern, host.sites)]
             swapped.update(swap_norms(model, norm, sites, self.keep))
         return model, [site for site in host.sites if host.prefix + site in swapped]
+
+    def check_fit(self) -> None:
+        """Check that the text to fit on can be read.
+
+        Raises:
+            GenerationError: if it cannot.
+        """
+        if self.fit is not None:
+            read_text(Path(self.fit), GenerationError)
 
     def check_architecture(self, architecture: str | None) -> None:
         """Check that no option is for a GPT-2 alone, if the architecture is another.

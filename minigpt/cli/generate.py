@@ -72,10 +72,12 @@ def generate(
         (batch_size is not None and not prompts, "batch_size", "is for --prompts"),
         (prompts and (prompt or json), "prompts", "cannot go with a PROMPT or --json; it writes JSON lines to --out"),
     )
-    from minigpt.generation.promptfile import TextFile
+    from minigpt.generation.promptfile import TextFile, read_prompts
     from minigpt.machine import settle_memory
 
     settle_memory()
+    if prompts is not None:
+        read_prompts(prompts)  # a mistake in it is found before the model is read
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         loaded = recipe.load()

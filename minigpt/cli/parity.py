@@ -105,13 +105,15 @@ def parity(
     of_engine = None if engine is None else parse_engine(engine, engine_option or [])
     searches: dict[str, Any] = dict(sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect)
     with progress() as say:
+        with uncollected():
+            from minigpt.judge.original import Original, read_original
+            from minigpt.judge.rules import parse_budget
+
+        parse_budget(budget)
         opened: Any = None
         if of_engine is not None:
             say(f"opening {of_engine.file}", 0)
             opened = of_engine.open()
-        with uncollected():
-            from minigpt.judge.original import Original, read_original
-
         if original is not None:
             say(f"reading {original}", 0)
             read = Original.load(original, device=recipes[0].wanted_device)

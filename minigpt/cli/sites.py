@@ -8,7 +8,8 @@ from rich.console import Group
 
 from minigpt.cli.options import JsonFile, OutFile
 from minigpt.cli.output import progress, show
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, GenerationError
+from minigpt.files import read_text
 
 if TYPE_CHECKING:
     from minigpt.recipe import Recipe
@@ -32,6 +33,7 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
     from minigpt.report.terminal import printed
     from minigpt.swap.fit import rows_of_text
 
+    read_text(text, GenerationError)  # before the model
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         model, tokenizer = recipe.load(any_architecture=True)[:2]

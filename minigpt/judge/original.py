@@ -394,6 +394,8 @@ def read_original(
         check: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
         texts: prompts, text, max_new_tokens, gradients and progress, as ``Original`` takes them.
     """
+    for other in (recipe, *check):
+        other.check_fit()
     place = recipe.place()
     recipe.check_architecture(architecture_of(place))
     facts, tensors = read_facts(place, recipe.dtype)

@@ -102,12 +102,13 @@ def checked_schedule(recipe: Recipe, training: Training) -> Schedule:
         NormError: if the norm cannot be built, or the schedule does not fit the model.
         GenerationError: the message names a text that is missing.
     """
-    _check_packages(training)
     _check_values(training)
-    _check_model(recipe)
+    recipe.check_fit()
     for text in training.texts():
         if not Path(text).is_file() and not DATASET.fullmatch(text):
             raise GenerationError(f"{text} is not a file, and not the owner/name of a Hugging Face dataset")
+    _check_packages(training)
+    _check_model(recipe)
     if swaps_norms(recipe):
         return _schedule_of_swap(recipe, training)
     if training.schedule is not None:
@@ -119,6 +120,8 @@ def _check_packages(training: Training) -> None:
     needed = ["accelerate"]
     if training.lora:
         needed.append("peft")
+    if not all(Path(text).is_file() for text in training.texts()):
+        needed.append("datasets")
     for package in needed:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"training needs {package}, which is not installed; pip install 'minigpt[hf]'")

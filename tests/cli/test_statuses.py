@@ -143,3 +143,38 @@ def test_whatever_a_norm_raises_is_a_sentence(run: Run, words: tuple[str, ...], 
         "class Own(BaseException): pass\ndef norm(x, weight, bias, eps): raise Own('a panic')\nnorm.arrays = 'numpy'\n"
     )
     assert "norm raised Own: a panic" in complaint(run(*words, tmp_path / "own.py:norm"))
+
+
+EARLY = {
+    "parity --norm rms --budget kll=1": "cannot read 'kll=1' in the budget",
+    "parity --norm rms --fit nofile": "cannot read nofile",
+    "parity --original nofile --norm rms --budget kll=1": "cannot read 'kll=1' in the budget",
+    "generate x --norm frozen --fit nofile": "cannot read nofile",
+    "generate --prompts nofile --out OUT": "cannot read nofile",
+    "convert demo OUT --norm frozen --fit nofile": "cannot read nofile",
+    "perplexity demo nofile": "cannot read nofile",
+    "perplexity demo TEXT --norm frozen --fit nofile": "cannot read nofile",
+    "sites demo --text nofile": "cannot read nofile",
+    "serve --norm frozen --fit nofile --port 0": "cannot read nofile",
+    "finetune --text TEXT --steps 1 --norm frozen --fit nofile --out OUT": "cannot read nofile",
+    "finetune --text TEXT --steps 1 --lora 2 --out OUT": "training needs peft, which is not installed",
+    "finetune --text owner/name --steps 1 --out OUT": "training needs datasets, which is not installed",
+}
+
+
+@pytest.mark.parametrize("call", EARLY)
+def test_what_can_be_checked_is_checked_before_the_model_is_read(
+    run: Run,  # noqa: F811
+    call: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the model is read")
+
+    for name in ("peft", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("minigpt.checkpoint.read.read_checkpoint", read)
+    monkeypatch.setattr("minigpt.checkpoint.contents.load_file", read)
+    monkeypatch.setattr("minigpt.judge.original.read_truth", read)
+    assert EARLY[call] in complaint(run(*written(call, tmp_path)))
