@@ -4,6 +4,9 @@ Above the class is what each field may hold, and which fields of other people's 
 """
 
 import dataclasses
+import difflib
+import functools
+import logging
 import re
 import sys
 from collections.abc import Mapping
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from minigpt.choices import Rule, between
-from minigpt.errors import ConfigError
+from minigpt.errors import ConfigError, listing
 from minigpt.files import as_path, read_object
 
 GPT2_TYPE = "gpt2"  # the model_type of a plain GPT-2
@@ -44,7 +47,7 @@ _ALIASES = {
 # Fields of networks that compute other logits than a GPT-2, refused unless they are null, false or empty.
 OTHER_NETWORKS = re.compile(
     r"pruned_heads|rotary_\w+|rope_\w+|\w*alibi\w*|multi_query|position_embedding_type"
-    r"|add_cross_attention|is_encoder_decoder|quantization_config"
+    r"|add_cross_attention|is_encoder_decoder|quantization_config|auto_map"
 )
 
 
@@ -168,8 +171,10 @@ class GPT2Config:
     def from_dict(cls, fields: Mapping[str, Any]) -> "GPT2Config":
         """Return a config from the fields of a ``config.json``. Each is honoured, known to have no effect, or refused.
 
+        A note names others, as an author or a license. transformers does not read them either.
+
         Raises:
-            ConfigError: if a field has a value that would make another model, or its name is unknown.
+            ConfigError: if a field has a value that would make another model, or its name is almost a field's.
         """
         kind = fields.get("model_type", GPT2_TYPE)
         if kind != GPT2_TYPE:
@@ -186,8 +191,12 @@ class GPT2Config:
         for name in sorted(known.keys() - names - {"model_type"}):
             if not (OTHER_NETWORKS.fullmatch(name) or _WITHOUT_EFFECT.fullmatch(name)):
                 unknown.append(name)
+        for name in unknown:
+            near = difflib.get_close_matches(name, [*names, *_ALIASES], n=1, cutoff=0.85)
+            if near:
+                raise ConfigError(f"unknown config field {name}; did you mean {near[0]}?")
         if unknown:
-            raise ConfigError(f"unknown config fields: {', '.join(unknown)}; remove those that do not change the model")
+            _note_unread(tuple(unknown))
         return cls(**{name: value for name, value in known.items() if name in names})
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,6 +207,11 @@ class GPT2Config:
         if self.used_vocab_size is None:  # transformers does not know it
             del fields["used_vocab_size"]
         return fields
+
+
+@functools.cache  # once
+def _note_unread(names: tuple[str, ...]) -> None:
+    logging.getLogger("minigpt").warning("config.json has fields that no GPT-2 reads: %s", listing(names))
 
 
 def _check_field(field: dataclasses.Field[Any], value: Any) -> None:

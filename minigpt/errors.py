@@ -71,6 +71,11 @@ def is_about_memory(error: BaseException) -> bool:
     return re.search("out of memory|an(no)?'?t allocate memory", str(error)) is not None
 
 
+def to_install(extra: str) -> str:
+    """Return the words of the shell that install an extra in a checkout."""
+    return f"pip install -e '.[{extra}]'"
+
+
 def listing(names: Iterable[str]) -> str:
     """Return names for a message: "a, b and 3 more"."""
     shown = []

@@ -1,5 +1,6 @@
 """Text, JSON and JSON lines in files: one sentence if a file cannot be read, and no half of one is ever written."""
 
+import codecs
 import contextlib
 import errno
 import functools
@@ -18,6 +19,11 @@ from typing import Any
 
 from minigpt.errors import MiniGPTError
 
+JSON_LINES = (".jsonl", ".ndjson", ".json")  # ends of names
+BYTE_ORDER_MARKS = {  # the longer first
+    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}  # fmt: skip
 PARTIAL = ".partial"  # ends the name of a temporary file
 FOLDER = "minigpt-"  # begins the name of a temporary folder
 LOCK = f".minigpt.{platform.node()}.lock"  # the file in it that is locked, by a process of this machine
@@ -106,10 +112,22 @@ def read_text(file: Path, kind: type[MiniGPTError] = MiniGPTError) -> str:
 def not_utf8(what: object, error: UnicodeDecodeError) -> str:
     """Return the sentence that says where a text is not UTF-8, and how to make it so."""
     byte = error.object[error.start]
-    return (
-        f"{what} is not UTF-8 text: byte 0x{byte:02x} at {error.start:,}; convert it first, e.g. Latin-1 with "
-        "iconv -f LATIN1 -t UTF-8"
-    )
+    found = f"{what} is not UTF-8 text: byte 0x{byte:02x} at {error.start:,}"
+    for mark, name in BYTE_ORDER_MARKS.items():
+        if error.object.startswith(mark):
+            return f"{found}; it begins as {name} does; convert it with iconv -f {name} -t UTF-8"
+    return f"{found}; convert it first, e.g. Latin-1 with iconv -f LATIN1 -t UTF-8"
+
+
+def is_json_lines(file: Path, content: str) -> bool:
+    """Return whether a file holds JSON objects, one a line, by its name, or by the "text" of its first line."""
+    if file.suffix.lower() in JSON_LINES:
+        return True
+    first = content.lstrip().partition("\n")[0]
+    try:
+        return "text" in parse_object(first.encode())
+    except (ValueError, TypeError):
+        return False
 
 
 def hash_json(value: Any) -> str:

@@ -439,7 +439,7 @@ def _read_files(files: "Files", *, with_weights: bool) -> Content:
 
     tokenizer, known_ids = None, 0
     if files.has_tokenizer:
-        tokenizer = Tokenizer.read(files.folder)
+        tokenizer = Tokenizer.read(files.folder, files.config or {})
         known_ids = tokenizer.id_count
     checkpoint, architecture = None, files.architecture
     if architecture is None and with_weights:

@@ -15,7 +15,6 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from minigpt.checkpoint.contents import (
-    CONFIG,
     TOKENIZER_FILES,
     VOCABULARY_FILES,
     Files,
@@ -95,16 +94,21 @@ class Tokenizer:
             CheckpointError: if the source cannot be found, or has no tokenizer or one that cannot be read.
         """
         place = local_place(source, TOKENIZER_FILES, revision=revision, local_files_only=local_files_only)
-        return cls.read(Files.at(place).folder)
+        files = Files.at(place)
+        return cls.read(files.folder, files.config or {})
 
     @classmethod
-    def read(cls, folder: Path) -> "Tokenizer":
-        """Load the tokenizer whose files are in a folder. Raises as ``from_pretrained``."""
+    def read(cls, folder: Path, config: dict[str, Any]) -> "Tokenizer":
+        """Load the tokenizer whose files are in a folder. Raises as ``from_pretrained``.
+
+        Args:
+            config: the fields of the folder's config.json.
+        """
         if not any((folder / name).is_file() for name in VOCABULARY_FILES):
             raise CheckpointError(f"{folder.resolve()} has no tokenizer: none of {', '.join(VOCABULARY_FILES)}")
         tokenizer = cls.__new__(cls)
         try:
-            tokenizer._take(*_read(folder))
+            tokenizer._take(*_read(folder, config))
         except raised() as error:  # a library in Rust may panic
             reason = " ".join(str(error).split())
             if any(folder.glob("*.model")):
@@ -329,12 +333,11 @@ class Tokenizer:
         return self.backend.get_added_tokens_decoder()
 
 
-def _read(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _read(folder: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Return the backend, and the fields of tokenizer_config.json."""
     fields = fields_of(folder / "tokenizer_config.json")
     if (folder / "chat_template.jinja").is_file():
         fields["chat_template"] = read_text(folder / "chat_template.jinja", CheckpointError)
-    config = fields_of(folder / CONFIG)
     name = fields.get("tokenizer_class") or config.get("tokenizer_class")
     is_gpt2 = name in GPT2_CLASSES or (name is None and config.get("model_type") == GPT2_TYPE)
     backend = None

@@ -102,17 +102,23 @@ def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     assert GPT2Config.from_dict(fields) == GPT2Config()
 
 
+def test_fields_that_no_gpt2_reads_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert GPT2Config.from_dict({"author": "A", "license": "mit", "created_date": "2021", "window": 1}) == GPT2Config()
+    assert "author, created_date, license, window" in caplog.text
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"model_type": "llama"}, {"add_cross_attention": True}, {"is_encoder_decoder": True},
         {"pruned_heads": {"0": [1]}}, {"rope_theta": 1e4}, {"position_embedding_type": "relative_key"},
-        {"quantization_config": {"quant_method": "gptq"}}, {"n_embd": 10, "n_head": 3}, {"window": 1},
+        {"quantization_config": {"quant_method": "gptq"}}, {"n_embd": 10, "n_head": 3},
+        {"auto_map": {"AutoModelForCausalLM": "a.B"}}, {"n_heads": 4}, {"layer_norm_eps": 1e-6},
     ],
     ids=lambda fields: next(iter(fields)),
 )  # fmt: skip
 def test_what_would_change_the_model_is_refused_by_name(fields: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"^(unknown config fields: )?{next(iter(fields))}"):
+    with pytest.raises(ConfigError, match=rf"^(unknown config field )?{next(iter(fields))}"):
         GPT2Config.from_dict(fields)
 
 

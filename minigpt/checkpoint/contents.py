@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os.path
 import re
 import zipfile
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from minigpt.checkpoint.pickles import check_pickles
 from minigpt.config import GPT2_TYPES
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, raised
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing, raised
 from minigpt.files import as_path, file_state, is_temporary, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -76,6 +77,8 @@ def local_place(
         CheckpointError: if there is no such thing, or it cannot be fetched.
     """
     if source == "demo":
+        if holds_model(Path(source)):
+            _note_demo(Path(source).absolute())
         return DEMO
     path = Path(os.path.expanduser(as_path(source, "source", CheckpointError)))
     is_weights = path.name.endswith(WEIGHT_SUFFIXES)
@@ -89,6 +92,11 @@ def local_place(
     if not isinstance(source, str) or not REPOSITORY.fullmatch(source) or is_weights:
         raise CheckpointError(f"there is no directory or file of weights {source}")
     return _fetch(source, files, revision, local_files_only)
+
+
+@functools.cache  # once
+def _note_demo(folder: Path) -> None:
+    logging.getLogger("minigpt").warning("demo is the packaged model; the model in %s is ./demo", folder)
 
 
 def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_files_only: bool) -> Path:
@@ -133,8 +141,10 @@ class Files:
 
         Raises:
             ConfigError: if config.json is not a JSON object.
+            CheckpointError: if it, or another file beside the weights, is a link that leads nowhere.
         """
         folder = place if place.is_dir() else place.parent
+        require_whole_links(folder, (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES))
         if not (folder / CONFIG).is_file():
             return cls(place, folder, None)
         config = read_object(folder / CONFIG, ConfigError)
@@ -190,6 +200,7 @@ class Files:
                 return [file]
             if index.is_file():
                 return _parts(index)
+        require_whole_links(self.folder, sorted(path.name for path in self.folder.iterdir()))
         raise CheckpointError(f"{self.place} has {self._lacks()}")
 
     def _lacks(self) -> str:
@@ -385,6 +396,21 @@ def _parts(file: Path) -> list[Path]:
     return [file.parent / name for name in names]
 
 
+def require_whole_links(folder: Path, names: Iterable[str]) -> None:
+    """Check that no file of these names is a link that leads nowhere.
+
+    Raises:
+        CheckpointError: if one is.
+    """
+    broken = [name for name in names if (folder / name).is_symlink() and not (folder / name).exists()]
+    if broken:
+        raise CheckpointError(
+            f"{folder} holds links that lead nowhere: {listing(broken)}; the links of a hub's cache need its folder "
+            "blobs; copy the files themselves, as cp -rL does"
+        )
+
+
 def _require_beside(file: Path, name: str) -> None:
+    require_whole_links(file.parent, [Path(name).name])
     if Path(name).name != name or not os.path.isfile(file.parent / name):  # of a path that NUL is in too
         raise CheckpointError(f"{file} names {name!r}, which is not a file in the same folder")

@@ -175,8 +175,6 @@ def settings_in(fields: Mapping[str, Any]) -> dict[str, Any]:
         is_off = value is None or (not is_known and value is not True and value in OFF)
         if not is_off and not BOOKKEEPING.fullmatch(name):
             settings[name] = value
-    if settings.get("top_k") == 0:
-        del settings["top_k"]
     if "stop_strings" in settings:  # transformers' name
         settings["stop"] = settings.pop("stop_strings")
     return settings

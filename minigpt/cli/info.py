@@ -33,7 +33,7 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
     with progress() as say:
         say(f"reading {model}", 0)
         files = Files.at(Recipe(model, revision=revision).place())
-        tokenizer = Tokenizer.read(files.folder) if files.has_tokenizer else None
+        tokenizer = Tokenizer.read(files.folder, files.config or {}) if files.has_tokenizer else None
         if files.architecture is not None:
             facts |= describe_other(files.place)
         else:

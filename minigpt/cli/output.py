@@ -128,13 +128,13 @@ def write(file: Path, text: str) -> None:
 
 
 def read_standard_input() -> str:
-    """Return all of standard input.
+    """Return all of standard input, without a byte order mark.
 
     Raises:
         MiniGPTError: if it is not UTF-8 text.
     """
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MiniGPTError(not_utf8("standard input", error)) from error
 

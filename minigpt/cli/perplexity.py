@@ -50,7 +50,7 @@ def perplexity(
     """Measure the perplexity of texts: exp of the mean negative log-likelihood of a token.
 
     Args:
-        text: Text files in UTF-8, or .jsonl files with a "text" in each line.
+        text: Text files in UTF-8, or JSON lines with a "text" in each.
         window: Tokens that the model reads at once; by default its context.
         stride: Tokens between the beginnings of two windows; by default half the window.
         bos: Begin every window with the beginning-of-text token.
@@ -61,12 +61,12 @@ def perplexity(
         minigpt perplexity ./tuned one.txt two.txt stories.jsonl --norm rms --json
     """
     from minigpt.checkpoint.norms import described_norms
-    from minigpt.judge.perplexity import JSON_LINES, mean_perplexities, measure
+    from minigpt.judge.perplexity import mean_perplexities, measure, named_texts
 
     results: list[NamedPerplexity] = []
     with progress() as say:
         say(f"reading {text[0]}", 0)
-        texts = _named_texts(text)
+        texts = [NamedText(name, content) for file in text for name, content in named_texts(file)]
         if not texts:
             raise GenerationError(f"{text[0]} has no text")
         say(f"reading {recipe.source}", 0)
@@ -90,7 +90,7 @@ def perplexity(
     by = f"by {recipe.source} with {norms}"
     fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
     rows = [result.fields() for result in results]
-    if len(text) == 1 and text[0].suffix not in JSON_LINES:
+    if len(results) == 1 and results[0].name == str(text[0]):
         ((name, result),) = results
         summary: RenderableType = f"{result.perplexity:.6g}  perplexity of {name} {by}\n{result.protocol}"
         fields |= rows[0]
@@ -104,20 +104,6 @@ def perplexity(
         fields |= means
         fields["texts"] = rows
     show(summary, fields, STDOUT if json else None)
-
-
-def _named_texts(files: list[Path]) -> list[NamedText]:
-    """Return the texts of files, each named by its file, in a .jsonl file by its line too."""
-    from minigpt.judge.perplexity import JSON_LINES, texts_in
-
-    texts: list[NamedText] = []
-    for file in files:
-        for number, content in enumerate(texts_in(file), 1):
-            name = str(file)
-            if file.suffix in JSON_LINES:
-                name += f":{number}"
-            texts.append(NamedText(name, content))
-    return texts
 
 
 def _table(results: list[NamedPerplexity]) -> Table:

@@ -1,6 +1,6 @@
 """Models in other programs' files, as functions of ids to logits: ONNX, GGUF, OpenVINO and CTranslate2.
 
-Each needs its program, which is an extra of the package: ``pip install 'minigpt[onnx]'``. ``minigpt.parity`` and
+Each needs its program, which is an extra of the package: ``pip install -e '.[onnx]'``. ``minigpt.parity`` and
 ``minigpt.Original.judge`` take what these functions return.
 """
 

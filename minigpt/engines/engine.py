@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, raised
+from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, raised, to_install
 
 MOST_REASON = 300  # characters of what a program says
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal
@@ -205,9 +205,8 @@ def load_package(package: str, extra: str, *, needs: str | None = None) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         name = needs or package
-        raise ConfigError(
-            f"a file of {extra} needs {name}, which is not installed; pip install 'minigpt[{extra}]'"
-        ) from error
+        message = f"a file of {extra} needs {name}, which is not installed; {to_install(extra)}"
+        raise ConfigError(message) from error
 
 
 def check_exists(file: str | Path, *, is_folder: bool = False) -> Path:

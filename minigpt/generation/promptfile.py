@@ -4,7 +4,8 @@ A file of prompts has one prompt a line: plain text, or JSON of which only the p
 
     {"prompt": "...", "id": ...}
 
-It is JSON if its name ends in .jsonl or its first line starts with "{". The texts are in the order of the prompts.
+It is JSON if its name ends in .jsonl, .ndjson or .json, or its first line starts with "{".
+The texts are in the order of the prompts.
 """
 
 import codecs
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minigpt.errors import GenerationError
-from minigpt.files import Lines, hash_json, not_utf8, parse_object
+from minigpt.files import JSON_LINES, Lines, hash_json, not_utf8, parse_object
 from minigpt.generation.decode import Completion, complete_texts
 from minigpt.generation.row import TextCodec
 from minigpt.generation.settings import GenerationSettings
@@ -42,7 +43,7 @@ def read_prompts(file: str | Path) -> list[PromptLine]:
     except (OSError, ValueError) as error:  # ValueError: NUL in a path
         reason = getattr(error, "strerror", None) or error
         raise GenerationError(f"cannot read {file}: {reason}") from error
-    is_json = str(file).endswith(".jsonl") or data.lstrip().startswith(b"{")
+    is_json = Path(file).suffix.lower() in JSON_LINES or data.lstrip().startswith(b"{")
     prompts = []
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():

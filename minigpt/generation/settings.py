@@ -150,7 +150,8 @@ class Options(TypedDict, total=False):
         "Draw from the distribution; otherwise take the likeliest token (greedy).", FLAG, False, users=ONLY_PYTHON)]
     temperature: Annotated[float | None, Setting(
         "Divides the logits before drawing; 0 is greedy.", HEAT, http=between(0, 2), neutral=(0, 1), shapes_draw=True)]
-    top_k: Annotated[int | None, Setting("Draw only from the k likeliest tokens.", integer(1), shapes_draw=True)]
+    top_k: Annotated[int | None, Setting(
+        "Draw only from the k likeliest tokens; 0 draws from all.", integer(0), neutral=(0,), shapes_draw=True)]
     top_p: Annotated[float | None, Setting(
         "Draw only from the fewest tokens whose probabilities reach p.", PROBABILITY, neutral=(1,), shapes_draw=True)]
     min_p: Annotated[float | None, Setting(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from minigpt.engine.reader import Reader
 from minigpt.errors import GenerationError
-from minigpt.files import read_text
+from minigpt.files import is_json_lines, read_text
 from minigpt.host import host_of
 from minigpt.inputs import check_known
 from minigpt.judge.measures import AT_ONCE, perplexity_of
@@ -23,7 +23,6 @@ from minigpt.progress import Progress
 from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
-JSON_LINES = (".jsonl", ".ndjson")
 Window = tuple[int, int, int]  # start, first token that counts, end
 WindowReader = Callable[[list[int], int], Iterable[Tensor]]
 """A function of the ids of a window and of how many of its last tokens count: logits (counted, V) that predict these,
@@ -297,15 +296,22 @@ def windows_of(tokens: int, context: int, stride: int | None = None, *, has_bos:
 
 
 def texts_in(file: Path) -> Iterator[str]:
-    """Yield the text of a file; of a .jsonl file the "text" of each line.
+    """Yield the text of a file; of JSON lines the "text" of each. Raises as ``named_texts``."""
+    for _, text in named_texts(file):
+        yield text
+
+
+def named_texts(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of a file; of JSON lines the "text" of each, with its number in the name.
 
     Raises:
         GenerationError: if the file cannot be read, or a line is no JSON object with a string "text".
     """
     content = read_text(file, GenerationError)
-    if file.suffix not in JSON_LINES:
-        yield content
+    if not is_json_lines(file, content):
+        yield str(file), content
         return
+    count = 0
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -315,7 +321,8 @@ def texts_in(file: Path) -> Iterator[str]:
             text = None
         if not isinstance(text, str):
             raise GenerationError(f'{file}, line {number} must be a JSON object with a string "text"')
-        yield text
+        count += 1
+        yield f"{file}:{count}", text
 
 
 def join_texts(texts: Iterable[str], tokenizer: Tokenizer, config: Shape) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minigpt.errors import CheckpointError, ConfigError
+from minigpt.errors import CheckpointError, ConfigError, to_install
 from minigpt.inputs import check_gpt2
 from minigpt.model import GPT2
 from minigpt.norms import name_of
@@ -130,4 +130,4 @@ def share_weights(first: GPT2, other: GPT2) -> None:
 
 def missing(error: ModuleNotFoundError, extra: str = "serve") -> ConfigError:
     """Return the error for a missing package that an extra installs."""
-    return ConfigError(f"{error.name} is not installed; pip install 'minigpt[{extra}]'")
+    return ConfigError(f"{error.name} is not installed; {to_install(extra)}")

@@ -137,7 +137,7 @@ def _with_ids(biases: dict[str, Any]) -> dict[str | int, Any]:
 
 # Fields of OpenAI's and vLLM's completions that this server does not have, with the values that ask for what it does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",), "top_k": (-1, 0), "use_beam_search": (False,), "length_penalty": (1,), "stop_token_ids": ([],),
+    "suffix": ("",), "top_k": (-1,), "use_beam_search": (False,), "length_penalty": (1,), "stop_token_ids": ([],),
     "include_stop_str_in_output": (False,), "spaces_between_special_tokens": (True,), "add_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "return_token_strs": (False,),
     "response_format": ({"type": "text"},), "bad_words": ([],), "detokenize": (True,), "priority": (0,),

@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from minigpt.choices import words_of
-from minigpt.errors import ConfigError, listing
+from minigpt.errors import ConfigError, listing, to_install
 from minigpt.report.page import VERDICT_SIGNS, Sheet, render
 from minigpt.report.parts import Cell, Number, Part
 from minigpt.study import table
@@ -208,7 +208,8 @@ def _drawn(draw: Callable[[Any], None], height: float) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Canvas
     except ModuleNotFoundError as error:
-        raise ConfigError("figures need matplotlib, which is not installed; pip install 'minigpt[plots]'") from error
+        message = f"figures need matplotlib, which is not installed; {to_install('plots')}"
+        raise ConfigError(message) from error
     with mpl.rc_context(STYLE):
         canvas = Canvas((FIGURE_WIDTH, height), layout="constrained")
         draw(canvas.add_subplot())

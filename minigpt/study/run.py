@@ -13,7 +13,7 @@ from torch import nn
 
 from minigpt.checkpoint.contents import known_files
 from minigpt.device import resolve_device
-from minigpt.errors import ConfigError, MiniGPTError, NormError, raised
+from minigpt.errors import ConfigError, MiniGPTError, NormError, raised, to_install
 from minigpt.files import Lines, finite, hash_file, write_atomically
 from minigpt.judge.original import Original, read_original
 from minigpt.machine import software, versions
@@ -312,7 +312,7 @@ def connect(address: str) -> Any:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed; pip install 'minigpt[ray]'") from error
+        raise ConfigError(f"{error.name} is not installed; {to_install('ray')}") from error
     if ray.is_initialized():
         return ray
     where: dict[str, Any] = {"address": address}

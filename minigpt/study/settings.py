@@ -14,7 +14,7 @@ from minigpt import norms
 from minigpt.checkpoint import Files, read_checkpoint, read_stable
 from minigpt.checkpoint.norms import Pairs, norms_in_config
 from minigpt.choices import KEEP, check_option
-from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError
+from minigpt.errors import ConfigError, GenerationError, MiniGPTError, NormError, to_install
 from minigpt.files import hash_file
 from minigpt.judge.checkpoint_facts import read_facts
 from minigpt.norms import is_registered
@@ -124,7 +124,7 @@ def _check_packages(training: Training) -> None:
         needed.append("datasets")
     for package in needed:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"training needs {package}, which is not installed; pip install 'minigpt[hf]'")
+            raise ConfigError(f"training needs {package}, which is not installed; {to_install('hf')}")
 
 
 def _check_values(training: Training) -> None:

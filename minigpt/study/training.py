@@ -16,7 +16,7 @@ from transformers import GPT2Config, set_seed
 from minigpt import hf
 from minigpt.checkpoint import save_pretrained
 from minigpt.device import resolve_device
-from minigpt.errors import CheckpointError, ConfigError, GenerationError
+from minigpt.errors import CheckpointError, ConfigError, GenerationError, to_install
 from minigpt.files import finite, hash_json, locked, write_atomically
 from minigpt.host import Shape
 from minigpt.inputs import check_known
@@ -293,7 +293,7 @@ def _texts_of_dataset(source: str) -> Iterator[str]:
 
         yield from load_dataset(name, split=split or "train")["text"]
     except ImportError as error:
-        raise GenerationError(f"the dataset {source} needs datasets: pip install 'minigpt[hf]'") from error
+        raise GenerationError(f"the dataset {source} needs datasets: {to_install('hf')}") from error
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise GenerationError(f"cannot read the dataset {name}: {reason}") from error

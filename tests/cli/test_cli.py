@@ -563,7 +563,7 @@ BAD = [
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
     (f"{GENERATE} --sites ln_f", "--sites .*a norm"),
     (f"{GENERATE} --temperature 0 --seed 1", "--seed .* temperature 0"),
-    (f"{GENERATE} --top-k 0", "--top-k.*1.*0"),
+    (f"{GENERATE} --top-k -1", "--top-k.*0.*-1"),
     (f"{GENERATE} --max-new-tokens 2000", "--max-new-tokens.*1024.*2000"),
     (f"{GENERATE} --batch-size 3", "--batch-size is for --prompts"),
     (f"{GENERATE} --draft int4", "--draft .*int4"),

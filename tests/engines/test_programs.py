@@ -1,6 +1,6 @@
 """llama.cpp, OpenVINO and CTranslate2 on real files: the model, its precision, its cache, and what is refused.
 
-Each needs its extra: ``pip install 'minigpt[gguf,openvino,ctranslate2]' gguf``.
+Each needs its extra: ``pip install -e '.[gguf,openvino,ctranslate2]' gguf``.
 """
 
 import shutil

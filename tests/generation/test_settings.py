@@ -20,7 +20,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [  # the name of the setting that
     ("max_new_tokens", {}, ""), ("max_new_tokens", {"max_new_tokens": 0}, "0"),
     ("max_new_tokens", {"max_new_tokens": True}, "True"), ("temperature", {"temperature": -0.5}, "-0.5"),
     ("temperature", {"temperature": 1e-40}, "1e-40"), ("temperature", {"temperature": float("nan")}, "nan"),
-    ("temperature", {"temperature": False}, "False"), ("top_k", {"top_k": 0}, "0"), ("top_p", {"top_p": 0.0}, "0.0"),
+    ("temperature", {"temperature": False}, "False"), ("top_k", {"top_k": -1}, "-1"), ("top_p", {"top_p": 0.0}, "0.0"),
     ("seed", {"seed": -(2**63) - 1}, str(-(2**63) - 1)), ("stop", {"stop": ["a", ""]}, "''"),
     ("repetition_penalty", {"repetition_penalty": 1e-300}, "1e-300"),
     ("repetition_penalty", {"repetition_penalty": 10**400}, "1000"),

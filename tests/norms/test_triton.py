@@ -19,7 +19,7 @@ from minigpt import NormError, norms
 from minigpt.testing import assert_norm_parity
 
 if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs triton: pip install 'minigpt[triton]'", allow_module_level=True)
+    pytest.skip("needs triton: pip install -e '.[triton]'", allow_module_level=True)
 
 from minigpt.norms.triton import interpreting
 
@@ -131,7 +131,7 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert info.available
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert info.reason == "needs triton: pip install 'minigpt[triton]'"
+    assert info.reason == "needs triton: pip install -e '.[triton]'"
 
 
 # What Triton makes of the kernels for a GPU that need not be there, in a process where they are not interpreted

@@ -71,7 +71,7 @@ def test_a_study_that_is_killed_three_times_ends_with_the_same_table(place: Path
     assert table(place / "cut") == table(place / "whole")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; pip install 'minigpt[ray]'")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed; pip install -e '.[ray]'")
 def test_a_study_on_ray_ends_with_the_same_table(place: Path) -> None:
     subprocess.run(
         command("--out", "ray", "--ray"), cwd=place, env=ONE_THREAD, check=True, timeout=900, capture_output=True

@@ -172,10 +172,10 @@ def test_finetune_goes_on_with_the_same_run_only(place: Path) -> None:
         pytest.param(
             ("finetune", "--text", "train.txt", "--steps", "2", "--out", "new", "--lora", "2"),
             "peft",
-            "minigpt[hf]",
+            ".[hf]",
             marks=pytest.mark.thorough,
         ),
-        (("study", "study.toml", "--out", "new"), "accelerate", "minigpt[hf]"),
+        (("study", "study.toml", "--out", "new"), "accelerate", ".[hf]"),
     ],
 )
 def test_a_missing_extra_is_one_sentence_before_any_work(
@@ -184,7 +184,7 @@ def test_a_missing_extra_is_one_sentence_before_any_work(
     done = run(place, *words, without=without)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") or "\nerror: " in done.stderr
-    assert f"pip install '{extra}'" in done.stderr
+    assert f"pip install -e '{extra}'" in done.stderr
     assert not (place / "new").exists()
 
 

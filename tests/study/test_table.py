@@ -140,7 +140,7 @@ def points_in(svg: str) -> list[float]:
 @pytest.mark.parametrize("worst", [5.0, 0.003])
 def test_one_bad_cell_does_not_hide_the_others(worst: float) -> None:
     """The cells lie apart from each other and from the control, in the order of their differences from it."""
-    pytest.importorskip("matplotlib", reason="draws the figures: pip install 'minigpt[plots]'")
+    pytest.importorskip("matplotlib", reason="draws the figures: pip install -e '.[plots]'")
     losses = {"textbook": -0.0002, "fused": 0.0, "std_eps": 0.001, "rms": worst}
     rows = [
         ROW | {"norm": norm, "control": norm == "fused", "text_rows": [[50, 100 + 50 * loss]] * 2}
@@ -154,7 +154,7 @@ def test_one_bad_cell_does_not_hide_the_others(worst: float) -> None:
 
 
 def test_a_picture_names_its_axes_and_takes_its_colours_along() -> None:
-    pytest.importorskip("matplotlib", reason="draws the figures: pip install 'minigpt[plots]'")
+    pytest.importorskip("matplotlib", reason="draws the figures: pip install -e '.[plots]'")
     drawn = figures([ROW, ROW | {"norm": "dyt"}])
     assert {*drawn} == {"loss", "over-baseline"} or {*drawn} == {"loss"}
     for text in ("step", "held-out loss, nats a token", "rms", "dyt"):

@@ -22,7 +22,7 @@ PLACES = ("", ".core", ".dlpack", ".utils.dlpack", ".experimental.dlpack")
 MAKERS = {"tinygrad": "Tensor"}  # of NumPy's arrays, where a package has no from_dlpack
 BY_SHAPE = ("jax", "tinygrad")  # they compile each operation again for each shape
 HINTS = {
-    ("numpy", "bfloat16"): "pip install ml_dtypes, or minigpt[arrays], which brings it",
+    ("numpy", "bfloat16"): "pip install ml_dtypes",
     ("jax", "float64"): 'jax.config.update("jax_enable_x64", True) in the norm\'s file switches it on',
 }
 DOUBLE = {"dtypes.double": "float64", "dtypes.float": "float32", "dtypes.half": "float16"}  # as tinygrad writes them

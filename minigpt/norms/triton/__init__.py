@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.errors import NormError
+from minigpt.errors import NormError, to_install
 from minigpt.norms.registry import register
 from minigpt.norms.textbook import LayerNorm
 
@@ -22,7 +22,7 @@ def interpreting() -> bool:
 
 def _obstacle(device: torch.device | None) -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "needs triton: pip install 'minigpt[triton]'"
+        return f"needs triton: {to_install('triton')}"
     if interpreting():
         return None
     if not torch.cuda.is_available():
