@@ -22,8 +22,8 @@ from bench.results import JsonFile, show  # noqa: E402
 from minigpt import Original  # noqa: E402
 from minigpt.bench.generate import environment  # noqa: E402
 from minigpt.judge.candidate import candidate_of  # noqa: E402
+from minigpt.judge.diagnosis import find_mistakes  # noqa: E402
 from minigpt.judge.evidence import Sums  # noqa: E402
-from minigpt.judge.network import find_mistakes  # noqa: E402
 from minigpt.judge.reference import judging  # noqa: E402
 from minigpt.report.fields import MOST_NOISE, Diagnosed  # noqa: E402
 

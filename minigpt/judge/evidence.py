@@ -40,10 +40,27 @@ class Network:
         run: computes its logits.
         most: the longest text that it reads.
         hidden: computes what its head reads (T, C); None if that is not known.
+        rounded: opens the same model at the original's dtype; None if it is of another architecture than GPT-2.
     """
 
-    def __init__(self, model: nn.Module, run: Run, most: int, hidden: Hidden | None = None) -> None:
-        self.model, self.run, self.most, self.hidden = model, run, most, hidden
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Run,
+        most: int,
+        hidden: Hidden | None = None,
+        rounded: Callable[[], "Network"] | None = None,
+    ) -> None:
+        self.model, self.run, self.most, self.hidden, self.rounded = model, run, most, hidden, rounded
+
+    def noise(self, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
+        """Return the RMS error of the model at the dtype, with mistakes in both; 0 if it is not known."""
+        if self.rounded is None:
+            return 0.0
+        network, sums = self.rounded(), Sums()
+        for text in texts:
+            sums.add(network.logits(mistakes, text).double() - self.logits(mistakes, text))
+        return sums.rms
 
     def logits(self, mistakes: Sequence[Mistake], text: Text, rows: int | None = None) -> Float[Tensor, "rows vocab"]:
         """Return logits of a text, or of its first rows; NaN if the mistakes make it too long."""

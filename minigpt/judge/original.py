@@ -16,9 +16,9 @@ from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, NormError
 from minigpt.judge.candidate import Candidate, candidate_of, candidate_of_file
+from minigpt.judge.causes import explain
 from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.judgement import Judgement, Searches
-from minigpt.judge.network import explain
 from minigpt.judge.prompts import Prompts, read_texts
 from minigpt.judge.read_truth import read_truth, require_low_floors
 from minigpt.judge.record import load_truth, save_truth

@@ -12,8 +12,8 @@ from helpers import random_ids, small_model
 from torch import Tensor
 
 import minigpt
-from minigpt.judge.diagnose import MistakeSearch, Noise
 from minigpt.judge.evidence import Network, Text
+from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
@@ -86,7 +86,7 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
     model: Any = small_model(dtype=torch.float64).eval()
     ids = random_ids(1, 12)
     truth = model(ids)[0]
-    noise = Noise(1e-6, 1.0, {}, lambda mistakes: 0.0)
+    noise = Noise(1e-6, 1.0, {})
     network = Network(model, lambda ids: model(ids)[0], model.config.n_positions)
     text = Text(ids, truth + torch.randn_like(truth), truth)
     search = MistakeSearch(network, mistakes_of(model), [text], lambda: [], noise, 1, lambda step: None)
@@ -94,9 +94,9 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
     assert len(moving) > 3
     for mistake in (*moving, search.table[0]):
         search.screen.add(mistake)
-    pairs = search._pairs([*moving, search.table[0]])
-    assert pairs
-    assert all(not (first.moves_blocks and second.moves_blocks) for first, second in pairs)
+    search.singles = [*moving, search.table[0]]
+    assert search.pairs
+    assert all(not (first.moves_blocks and second.moves_blocks) for first, second in search.pairs)
 
 
 def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> None:

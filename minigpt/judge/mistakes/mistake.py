@@ -4,9 +4,9 @@ B batch, T tokens, V vocabulary.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -53,11 +53,12 @@ class Mistake:
         ids: changes the token ids that the model reads.
         logits: changes its logits. A row of NaN is one that the mistake does not determine.
         is_causal: whether a token's logits depend on no later token, so that the beginning of a text is enough.
-        family: mistakes of a family differ by where they are only. If the logits cannot tell which it is, the first one
-            of the table is named.
+        family: mistakes of a family differ by where they are only. Of those that the logits cannot tell apart, the
+            simplest is named.
         error: of a rounding, the relative error of a number; 0 of a mistake that is no rounding.
         moves_blocks: whether it changes which blocks there are, so that other mistakes are put in before it.
         fit: of the logits and the program's own, where the mistake has numbers that only the program knows.
+        rank: 1 for a mistake in a part of what another one is in, or with more numbers of its own.
     """
 
     words: str
@@ -69,8 +70,62 @@ class Mistake:
     error: float = 0.0
     moves_blocks: bool = False
     fit: OfBoth | None = None
+    rank: int = 0
+
+    @property
+    def simplicity(self) -> tuple[int, int, str]:
+        """Of mistakes that the logits cannot tell apart, the least is named: that of lowest rank and fewest letters."""
+        return self.rank, len(self.words), self.words
 
     @property
     def is_outside(self) -> bool:
         """True if it changes the logits alone, so that the model need not compute again."""
         return self.put is nothing and self.ids is as_given
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+Make = Callable[[Any], Iterable[Mistake]]  # the mistakes of a config
+
+
+class MistakeTable(list[Make]):
+    """The mistakes of a kind of models, by their config. The order decides nothing."""
+
+    def add(self, make: Make) -> Make:
+        """Decorate a function that yields the mistakes of a config."""
+        self.append(make)
+        return make
+
+
+OF_GPT2 = MistakeTable()  # of a GPT2Config
+OF_ANY = MistakeTable()  # of the Shape of a model of any architecture
+
+
+def always(config: Any) -> bool:
+    """Return True: a mistake is one of any config."""
+    return True
+
+
+def mistake(
+    words: str,
+    *,
+    role: str = "put",
+    into: Callable[[Any], Any] = as_given,
+    table: MistakeTable = OF_GPT2,
+    when: Callable[[Any], bool] = always,
+    **about: Any,
+) -> Callable[[F], F]:
+    """Decorate a function that is a mistake.
+
+    Args:
+        role: what it does, as an attribute of ``Mistake``: put, logits or fit.
+        into: makes that of the function; by default it is that itself.
+        when: whether a config can have the mistake.
+        about: further attributes of ``Mistake``.
+    """
+
+    def add(function: F) -> F:
+        only = Mistake(words, **{role: into(function)}, **about)
+        table.append(lambda config: [only] if when(config) else [])
+        return function
+
+    return add

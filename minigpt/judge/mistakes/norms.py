@@ -69,7 +69,9 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
                 parts = getattr(norm, "parts", None) or right_parts(own.kind, own.eps or 0.0)
                 swaps.set(parent, name, FormulaNorm(norm, own.adds_one, {**parts, table: part}))
 
-        return Mistake(f"{words} in {place}", put, family=words, is_causal=table != "dims")
+        return Mistake(
+            f"{words} in {place}", put, family=words, is_causal=table != "dims", rank=len(sites) < len(known)
+        )
 
     first = next(iter(known.values()))
     by_table = tables(first.kind, first.eps or 0.0, rare=False)

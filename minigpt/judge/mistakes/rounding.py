@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.attention import attending
-from minigpt.judge.mistakes.mistake import Mistake, Swaps
+from minigpt.judge.mistakes.attention import in_attention
+from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Swaps
 from minigpt.judge.mistakes.weights import LAYERS
 
 Rounds = Callable[[Tensor], Tensor]
@@ -103,14 +103,43 @@ SCOPES: dict[str, tuple[RoundPart, ...]] = {
 }
 
 
-def rounded_scope(words: str, scope: str, rounds: Rounds, error: float) -> Mistake:
-    """Return the mistake of rounded weights."""
+HALF_FORMATS: list[tuple[str, Rounds, float]] = [
+    ("float16", partial(cast, dtype=torch.float16), ERRORS["float16"]),
+    ("bfloat16", partial(cast, dtype=torch.bfloat16), ERRORS["bfloat16"]),
+]
+
+
+def formats() -> Iterator[tuple[str, Rounds, float]]:
+    """Yield formats of matrices (out, in) in words, with their rounding and its relative error."""
+    yield from HALF_FORMATS
+    yield "int8, a scale for each output", partial(int8, dim=-1), ERRORS["int8"]
+    wide = "int8, a scale for each output that is its largest weight / 127.5"
+    yield wide, partial(int8, dim=-1, most=127.5), ERRORS["int8"]
+    yield "int8, a scale for each input", partial(int8, dim=0), ERRORS["int8"]
+    yield "int8, one scale for a matrix", partial(int8, dim=None), ERRORS["int8"]
+    yield "int8 in blocks of 32 (Q8_0)", q8_0, ERRORS["int8"]
+    yield "4 bits in blocks of 32 (Q4_0)", q4_0, ERRORS["int4"]
+
+
+def rounding_of(words: str, rounds: Rounds, error: float, *parts: RoundPart) -> Mistake:
+    """Return the mistake of parts that are rounded."""
 
     def put(model: Any, swaps: Swaps) -> None:
-        for part in SCOPES[scope]:
+        for part in parts:
             part(model, swaps, rounds)
 
     return Mistake(words, put, error=error)
+
+
+@OF_GPT2.add
+def rounded_weights(config: Any) -> Iterator[Mistake]:
+    """Yield roundings of a GPT-2's weights."""
+    for form, rounds, error in formats():
+        for scope, parts in SCOPES.items():
+            is_whole = scope == "all weights"
+            if is_whole and error > ERRORS["bfloat16"]:
+                continue  # nobody rounds biases to integers
+            yield rounding_of(f"{scope} rounded to {form}", rounds, error, *parts)
 
 
 def round_matrices(model: nn.Module, swaps: Swaps, rounds: Rounds) -> None:
@@ -125,42 +154,10 @@ def round_matrices(model: nn.Module, swaps: Swaps, rounds: Rounds) -> None:
             swaps.set(module, name, done[id(parameter)])
 
 
-def matrices(words: str, rounds: Rounds, error: float) -> Mistake:
-    """Return the mistake of rounded matrices in a model of any architecture."""
-
-    def put(model: nn.Module, swaps: Swaps) -> None:
-        round_matrices(model, swaps, rounds)
-
-    return Mistake(words, put, error=error)
-
-
-def formats() -> Iterator[tuple[str, Rounds, float]]:
-    """Yield formats of matrices (out, in) in words, with their rounding and its relative error."""
-    yield "float16", partial(cast, dtype=torch.float16), ERRORS["float16"]
-    yield "bfloat16", partial(cast, dtype=torch.bfloat16), ERRORS["bfloat16"]
-    yield "int8, a scale for each output", partial(int8, dim=-1), ERRORS["int8"]
-    wide = "int8, a scale for each output that is its largest weight / 127.5"
-    yield wide, partial(int8, dim=-1, most=127.5), ERRORS["int8"]
-    yield "int8, a scale for each input", partial(int8, dim=0), ERRORS["int8"]
-    yield "int8, one scale for a matrix", partial(int8, dim=None), ERRORS["int8"]
-    yield "int8 in blocks of 32 (Q8_0)", q8_0, ERRORS["int8"]
-    yield "4 bits in blocks of 32 (Q4_0)", q4_0, ERRORS["int4"]
-
-
-def rounded_weights() -> Iterator[Mistake]:
-    """Yield roundings of a GPT-2's weights."""
-    for form, rounds, error in formats():
-        for scope in SCOPES:
-            is_whole = scope == "all weights"
-            if is_whole and error > ERRORS["bfloat16"]:
-                continue  # nobody rounds biases to integers
-            yield rounded_scope(f"{scope} rounded to {form}", scope, rounds, error)
-
-
 def rounded_matrices() -> Iterator[Mistake]:
     """Yield roundings of the weights of a model of any architecture."""
     for form, rounds, error in formats():
-        yield matrices(f"the weight matrices rounded to {form}", rounds, error)
+        yield rounding_of(f"the weight matrices rounded to {form}", rounds, error, round_matrices)
 
 
 # What is computed
@@ -179,51 +176,48 @@ class RoundedInput(nn.Module):
         return self.rounds(x) @ self.weight + self.bias
 
 
-def rounded_products(words: str, rounds: Rounds, error: float) -> Mistake:
-    """Return the mistake of products in blocks and head whose weights and inputs are rounded."""
-
-    def put(model: Any, swaps: Swaps) -> None:
-        for block in model.h:
-            for path in LAYERS:
-                owner, _, name = path.rpartition(".")
-                parent = block.get_submodule(owner)
-                swaps.set(parent, name, RoundedInput(getattr(parent, name), rounds))
-        round_embedding(model, swaps, rounds)
-        head = model.head
-        swaps.set(model, "head", lambda x: head(rounds(x)))
-
-    return Mistake(words, put, error=error)
+def round_products(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round the weights and inputs of products in blocks and head."""
+    for block in model.h:
+        for path in LAYERS:
+            owner, _, name = path.rpartition(".")
+            parent = block.get_submodule(owner)
+            swaps.set(parent, name, RoundedInput(getattr(parent, name), rounds))
+    round_embedding(model, swaps, rounds)
+    head = model.head
+    swaps.set(model, "head", lambda x: head(rounds(x)))
 
 
-def rounded_activation(words: str, rounds: Rounds, error: float) -> Mistake:
-    """Return the mistake of an activation whose input and output are rounded."""
-
-    def put(model: Any, swaps: Swaps) -> None:
-        for block in model.h:
-            act = block.mlp.act
-            swaps.set(block.mlp, "act", partial(_round_around, act, rounds))
-
-    return Mistake(words, put, error=error)
+def round_activation(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round the activation's input and output."""
+    for block in model.h:
+        act = block.mlp.act
+        swaps.set(block.mlp, "act", lambda x, act=act: rounds(act(rounds(x))))
 
 
-def _round_around(act: Rounds, rounds: Rounds, x: Tensor) -> Tensor:
-    return rounds(act(rounds(x)))
+def round_cache(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    """Round keys and values."""
+    in_attention(hold=rounds)(model, swaps)
 
 
-def rounded_values(activation: str) -> Iterator[Mistake]:
-    """Yield roundings of what a GPT-2 computes.
+def round_attention_weights(model: Any, swaps: Swaps, rounds: Rounds) -> None:
+    in_attention(finish=rounds)(model, swaps)
 
-    Args:
-        activation: what the MLP's is called.
-    """
-    for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
-        rounds, error = partial(cast, dtype=dtype), ERRORS[name]
-        yield attending(f"keys and values rounded to {name}", hold=rounds, error=error)
-        yield rounded_activation(f"{activation}'s input and output rounded to {name}", rounds, error)
-        yield attending(f"attention weights rounded to {name}", finish=rounds, error=error)
-        yield rounded_products(f"weights and inputs of products rounded to {name}", rounds, error)
+
+@OF_GPT2.add
+def rounded_values(config: Any) -> Iterator[Mistake]:
+    """Yield roundings of what a GPT-2 computes."""
+    activation = "GELU" if "gelu" in config.activation_function else "the activation"
+    values = {
+        "keys and values": round_cache,
+        f"{activation}'s input and output": round_activation,
+        "attention weights": round_attention_weights,
+        "weights and inputs of products": round_products,
+    }
+    for form, rounds, error in HALF_FORMATS:
+        for name, part in values.items():
+            yield rounding_of(f"{name} rounded to {form}", rounds, error, part)
     by_head = partial(int8, dim=-1)
-    yield attending("keys and values rounded to int8, a scale for each head", hold=by_head, error=ERRORS["int8"])
-    yield attending("keys and values rounded to int8 in blocks of 32 (Q8_0)", hold=q8_0, error=ERRORS["int8"])
-    in_eight = "weights and inputs of products rounded to int8 in blocks of 32 (Q8_0)"
-    yield rounded_products(in_eight, q8_0, ERRORS["int8"])
+    yield rounding_of("keys and values rounded to int8, a scale for each head", by_head, ERRORS["int8"], round_cache)
+    for name, part in {"keys and values": round_cache, "weights and inputs of products": round_products}.items():
+        yield rounding_of(f"{name} rounded to int8 in blocks of 32 (Q8_0)", q8_0, ERRORS["int8"], part)

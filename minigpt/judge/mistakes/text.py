@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.mistake import Mistake, Swaps
+from minigpt.judge.mistakes.mistake import OF_ANY, Mistake, Put, Swaps, mistake
 
 OfPositions = Callable[[Tensor, Tensor], Tensor]  # of the table (n_positions, C) and position ids
 
@@ -52,34 +52,53 @@ class Scaled(nn.Module):
 # Positions
 
 
+def looked_up(look_up: OfPositions) -> Put:
+    """Return what looks the position embeddings up in another way."""
+    return lambda model, swaps: swaps.set(model, "wpe", Positions(model.wpe, look_up))
+
+
+positioned = partial(mistake, into=looked_up)
+
+
 def later(weight: Tensor, position_ids: Tensor, by: int) -> Tensor:
     return weight[(position_ids + by).clamp(max=len(weight) - 1)]
 
 
+positioned("positions from 1")(partial(later, by=1))
+positioned("positions from 2")(partial(later, by=2))
+
+
+@positioned("no positions")
 def none(weight: Tensor, position_ids: Tensor) -> Tensor:
     return torch.zeros_like(weight[position_ids])
 
 
+@positioned("positions added twice")
 def twice(weight: Tensor, position_ids: Tensor) -> Tensor:
     return 2 * weight[position_ids]
 
 
+@positioned("position 0 for every token")
 def all_first(weight: Tensor, position_ids: Tensor) -> Tensor:
     return weight[torch.zeros_like(position_ids)]
 
 
+@positioned("positions from -1: the first token has the last one")
 def one_less(weight: Tensor, position_ids: Tensor) -> Tensor:
     return weight[position_ids - 1]
 
 
+@positioned("positions in reverse", is_causal=False)
 def backwards(weight: Tensor, position_ids: Tensor) -> Tensor:
     return weight[position_ids.flip(-1)]
 
 
+@positioned("position embeddings scaled by sqrt(n_embd)")
 def grown(weight: Tensor, position_ids: Tensor) -> Tensor:
     return weight[position_ids] * weight.shape[-1] ** 0.5
 
 
+@positioned("sines and cosines in place of the learned positions")
 def waves(weight: Tensor, position_ids: Tensor) -> Tensor:
     """Return sines and cosines (Vaswani et al. 2017, section 3.5)."""
     width = weight.shape[-1]
@@ -88,60 +107,28 @@ def waves(weight: Tensor, position_ids: Tensor) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :width]
 
 
-def positioned(words: str, look_up: OfPositions, *, is_causal: bool = True) -> Mistake:
-    """Return a mistake in the position embeddings."""
-
-    def put(model: Any, swaps: Swaps) -> None:
-        swaps.set(model, "wpe", Positions(model.wpe, look_up))
-
-    return Mistake(words, put, is_causal=is_causal)
-
-
-def wrong_positions() -> Iterator[Mistake]:
-    """Yield mistakes in the position embeddings."""
-    yield positioned("positions from 1", partial(later, by=1))
-    yield positioned("positions from 2", partial(later, by=2))
-    yield positioned("no positions", none)
-    yield positioned("positions added twice", twice)
-    yield positioned("position 0 for every token", all_first)
-    yield positioned("positions from -1: the first token has the last one", one_less)
-    yield positioned("positions in reverse", backwards, is_causal=False)
-    yield positioned("position embeddings scaled by sqrt(n_embd)", grown)
-    yield positioned("sines and cosines in place of the learned positions", waves)
-
-
 # Token embedding and head
 
 
-def wrong_embeddings(config: Any) -> Iterator[Mistake]:
-    """Yield mistakes in the token embedding and in the head."""
-    root = config.n_embd**0.5
+@mistake("the token embedding scaled by sqrt(n_embd)")
+def scale_tokens(model: Any, swaps: Swaps) -> None:
+    swaps.set(model, "wte", Tokens(model.wte, model.config.n_embd**0.5))
 
-    def scale_tokens(model: Any, swaps: Swaps) -> None:
-        swaps.set(model, "wte", Tokens(model.wte, root))
 
-    def scale_both(model: Any, swaps: Swaps) -> None:
-        swaps.set(model, "drop", Scaled(root))
+@mistake("token and position embedding scaled by sqrt(n_embd)")
+def scale_both(model: Any, swaps: Swaps) -> None:
+    swaps.set(model, "drop", Scaled(model.config.n_embd**0.5))
 
-    def tie(model: Any, swaps: Swaps) -> None:
-        swaps.set(model, "head", lambda x: F.linear(x, model.wte.weight))
 
-    yield Mistake("the token embedding scaled by sqrt(n_embd)", scale_tokens)
-    yield Mistake("token and position embedding scaled by sqrt(n_embd)", scale_both)
-    if not config.tie_word_embeddings:
-        yield Mistake("a head tied to the token embedding in place of the checkpoint's own", tie)
+@mistake(
+    "a head tied to the token embedding in place of the checkpoint's own",
+    when=lambda config: not config.tie_word_embeddings,
+)
+def tie(model: Any, swaps: Swaps) -> None:
+    swaps.set(model, "head", lambda x: F.linear(x, model.wte.weight))
 
 
 # Ids
-
-
-def one_id(ids: Tensor, by: int, size: int) -> Tensor:
-    return (ids + by) % size
-
-
-def after(ids: Tensor, token: int) -> Tensor:
-    """Put a token before the text."""
-    return torch.cat([torch.full_like(ids[:, :1], token), ids], dim=-1)
 
 
 def without_first(logits: Tensor) -> Tensor:
@@ -152,17 +139,21 @@ def without_last(logits: Tensor) -> Tensor:
     return logits[:-1]
 
 
-def wrong_ids(size: int, begins: dict[str, int]) -> Iterator[Mistake]:
-    """Yield mistakes in what the model reads.
-
-    Args:
-        size: of the vocabulary.
-        begins: tokens that a program may put before a text, by what they are called.
-    """
-    yield Mistake("ids shifted by one: each is one too high", ids=partial(one_id, by=1, size=size))
-    yield Mistake("ids shifted by one: each is one too low", ids=partial(one_id, by=-1, size=size))
+@OF_ANY.add
+def wrong_ids(shape: Any) -> Iterator[Mistake]:
+    """Yield ids that are off by one, and texts with another token before them."""
+    size = shape.vocab_size
+    yield Mistake("ids shifted by one: each is one too high", ids=lambda ids: (ids + 1) % size)
+    yield Mistake("ids shifted by one: each is one too low", ids=lambda ids: (ids - 1) % size)
+    begins = {}
+    if shape.eos_token_ids:
+        begins["an end-of-text token"] = shape.eos_token_ids[0]
+    if shape.bos_token_id not in (None, *begins.values()):
+        begins["a BOS token"] = shape.bos_token_id
+    if 0 not in begins.values():
+        begins["id 0"] = 0
     for name, token in begins.items():
-        put_before = partial(after, token=token)
+        put_before = partial(F.pad, pad=(1, 0), value=token)
         yield Mistake(f"{name} before the text", ids=put_before, logits=without_first)
         shifted = f"a text shifted by one token, with {name} before it"
         yield Mistake(shifted, ids=put_before, logits=without_last)
@@ -171,81 +162,72 @@ def wrong_ids(size: int, begins: dict[str, int]) -> Iterator[Mistake]:
 # Logits
 
 
+returned = partial(mistake, role="logits", table=OF_ANY)
+returned("log-probabilities in place of logits")(partial(torch.log_softmax, dim=-1))
+returned("probabilities in place of logits")(partial(torch.softmax, dim=-1))
+returned("logits shifted by one id: each belongs to the id below")(partial(torch.roll, shifts=1, dims=-1))
+returned("logits shifted by one id: each belongs to the id above")(partial(torch.roll, shifts=-1, dims=-1))
+returned("logits with the wrong sign")(torch.neg)
+
+
+@returned("centred logits: their mean is subtracted at each position")
 def centred(logits: Tensor) -> Tensor:
     return logits - logits.mean(-1, keepdim=True)
 
 
+@returned("logits from which the largest is subtracted")
 def below_largest(logits: Tensor) -> Tensor:
     return logits - logits.amax(-1, keepdim=True)
 
 
-def capped(logits: Tensor, most: float) -> Tensor:
-    return most * torch.tanh(logits / most)
-
-
-def rolled(logits: Tensor, by: int) -> Tensor:
-    return logits.roll(by, dims=-1)
-
-
+@returned("logits shifted by one token: those of the position before")
 def late(logits: Tensor) -> Tensor:
     """Return the logits of the token before; the first token's are not known."""
     return torch.cat([torch.full_like(logits[:1], torch.nan), logits[:-1]])
 
 
+@returned("logits shifted by one token: those of the position after", is_causal=False)
 def early(logits: Tensor) -> Tensor:
     return torch.cat([logits[1:], torch.full_like(logits[:1], torch.nan)])
 
 
+@returned("the last position's logits at every position", is_causal=False)
 def last_alone(logits: Tensor) -> Tensor:
     """Repeat the logits of the last token."""
     return logits[-1:].expand_as(logits)
 
 
-def scaled_logits(logits: Tensor, factor: float) -> Tensor:
-    return factor * logits
+@returned("logits capped by tanh at 30")
+def capped(logits: Tensor) -> Tensor:
+    return 30.0 * torch.tanh(logits / 30.0)
 
 
-def wrong_logits(width: int) -> Iterator[Mistake]:
-    """Yield mistakes in what is returned.
-
-    Args:
-        width: n_embd.
-    """
-    yield Mistake("log-probabilities in place of logits", logits=partial(torch.log_softmax, dim=-1))
-    yield Mistake("probabilities in place of logits", logits=partial(torch.softmax, dim=-1))
-    yield Mistake("centred logits: their mean is subtracted at each position", logits=centred)
-    yield Mistake("logits from which the largest is subtracted", logits=below_largest)
-    yield Mistake("logits shifted by one token: those of the position before", logits=late)
-    yield Mistake("logits shifted by one token: those of the position after", logits=early, is_causal=False)
-    yield Mistake("the last position's logits at every position", logits=last_alone, is_causal=False)
-    yield Mistake("logits shifted by one id: each belongs to the id below", logits=partial(rolled, by=1))
-    yield Mistake("logits shifted by one id: each belongs to the id above", logits=partial(rolled, by=-1))
-    yield Mistake("logits divided by sqrt(n_embd)", logits=partial(scaled_logits, factor=width**-0.5))
-    yield Mistake("logits multiplied by sqrt(n_embd)", logits=partial(scaled_logits, factor=width**0.5))
-    yield Mistake("logits capped by tanh at 30", logits=partial(capped, most=30.0))
-    yield Mistake("logits with the wrong sign", logits=torch.neg)
+@OF_ANY.add
+def scaled_logits(shape: Any) -> Iterator[Mistake]:
+    """Yield logits times a power of the width."""
+    root = shape.n_embd**0.5
+    yield Mistake("logits divided by sqrt(n_embd)", logits=lambda logits: logits / root)
+    yield Mistake("logits multiplied by sqrt(n_embd)", logits=lambda logits: logits * root)
 
 
 # Logits with numbers that only the program knows
 
 
+fitted = partial(mistake, role="fit", table=OF_ANY)
+
+
+@fitted("all logits of a position shifted by one constant", family="numbers added to the logits")
 def shifted(logits: Tensor, theirs: Tensor) -> Tensor:
     return logits + (theirs - logits).mean(-1, keepdim=True)
 
 
+@fitted("a head with a bias", family="numbers added to the logits", rank=1)  # one constant for all is both
 def biased(logits: Tensor, theirs: Tensor) -> Tensor:
     """Add the bias of a head that fits best."""
     return logits + (theirs - logits).mean(0)
 
 
+@fitted("logits multiplied by a constant")
 def best_multiple(logits: Tensor, theirs: Tensor) -> Tensor:
     """Multiply by the number that fits best."""
     return logits * (theirs * logits).sum() / logits.square().sum()
-
-
-def unknown_logits() -> Iterator[Mistake]:
-    """Yield mistakes in what is returned whose numbers are fitted."""
-    added = "numbers added to the logits"  # one constant for all is both
-    yield Mistake("all logits of a position shifted by one constant", fit=shifted, family=added)
-    yield Mistake("a head with a bias", fit=biased, family=added)
-    yield Mistake("logits multiplied by a constant", fit=best_multiple)

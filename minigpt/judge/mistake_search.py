@@ -5,6 +5,7 @@ T tokens, V vocabulary, N mistakes.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import torch
@@ -17,24 +18,35 @@ from minigpt.judge.mistakes.text import centred
 from minigpt.judge.precision import precision_of
 from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
 
-SCREEN_ROWS = 16  # of the beginning of a text on which every mistake is tried
-MOST_COLUMNS = 4096  # logits of a position that are compared there
-SLACK = 1.5  # the noise of one text may be so many times that of all
-INVISIBLE = 0.1  # of the noise floor: a mistake that does less cannot be seen
-CLOSE = 1.5  # a mistake that is not farther than so many times the nearest is tried on all texts
-MOST_FINAL = 6
-FITTED = 2  # nearest mistakes on top of which the logits are changed or fitted
-PAIR_WORK = 1e11  # weights times tokens times pairs of the nearest mistakes
-MOST_FIRST = 5  # nearest mistakes with which others are tried
-ADDED = 24  # others with each, and pairs of all, whose effects add up to the error best
-SMALLEST_EFFECT, LARGEST_EFFECT = 1 / 8, 50.0  # effect of a second mistake alone, over what the first one leaves
-HALF = 0.5  # a second mistake must bring the distance below this share
-APART = 0.05  # of the noise floor: predictions that are closer are one
-TIED = 0.2  # of the way to another prediction: the program may as well be there
-WHOLE = 0.2  # the share of a mistake's effect may differ from 1 by this
-CERTAIN = 5.0  # a mistake that explains a part must bring the error down by this factor
 OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
-OWN_NOISE = 4.0  # a mistake may have more noise than the right model only if the error falls by this factor
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers that decide a diagnosis. Of the noise floor, if nothing else is said."""
+
+    rows: int = 16  # of a text's beginning on which every mistake is tried: more tell no more, and take longer
+    columns: int = 4096  # logits of a position that are compared there: a vocabulary has many like them
+    slack: float = 1.5  # the noise of one text may be so many times that of all
+    invisible: float = 0.1  # an effect that is smaller cannot be seen
+    close: float = 1.5  # a mistake so many times as far as the nearest may be the nearest on all texts
+    finals: int = 6  # mistakes that are compared on all texts, which takes longest
+    bases: int = 2  # nearest mistakes on top of which the logits are changed or fitted
+    pair_work: float = 1e11  # weights times tokens times pairs of the nearest mistakes: some minutes
+    firsts: int = 5  # nearest mistakes with which others are tried
+    added: int = 24  # pairs whose effects add up to the error best: a sum of effects is near that of both
+    smallest_effect: float = 1 / 8  # of a second mistake alone, over what the first one leaves
+    largest_effect: float = 50.0  # the same: two large effects may cancel
+    simpler: float = 0.5  # of the simpler explanation's distance that a less simple one may leave
+    known: float = 0.5  # of the logits on which a prediction must say something
+    apart: float = 0.05  # predictions that are closer are one
+    tied: float = 0.2  # of the way to another prediction: the program may as well be there
+    whole: float = 0.2  # the share of a mistake's effect may differ from 1 by this, as another one may be there too
+    certain: float = 5.0  # a mistake that explains a part must bring the error down by this factor
+    own_noise: float = 4.0  # only so much less error lets a mistake have more noise than the right model
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -45,13 +57,11 @@ class Noise:
         floor: transformers' RMS error at the dtype.
         scale: RMS of the true logits.
         precisions: transformers' RMS error in each dtype.
-        own: computes the RMS error of a model of ours at the dtype with mistakes in it.
     """
 
     floor: float
     scale: float
     precisions: Mapping[str, float]
-    own: Callable[[Sequence[Mistake]], float]
 
     @property
     def least(self) -> float:
@@ -72,7 +82,7 @@ class Screen:
     def __init__(self, network: Network, text: Text, rows: int) -> None:
         self.network, self.text, self.rows = network, text, rows
         columns = text.truth.shape[-1]
-        self.step = max(1, columns // MOST_COLUMNS)
+        self.step = max(1, columns // LIMITS.columns)
         self.right = self._flat(text.truth[:rows])
         self.error = (self._flat(text.logits[:rows]) - self.right).float()
         self.known = ~self.error.isnan()
@@ -137,39 +147,44 @@ class MistakeSearch:
         self.network, self.texts, self.noise, self.say = network, texts, noise, say
         self.weights, self.longer = weights, longer
         self.table = list(table)
-        self.screen = Screen(network, texts[0], min(SCREEN_ROWS, texts[0].ids.shape[1]))
+        self.screen = Screen(network, texts[0], min(LIMITS.rows, texts[0].ids.shape[1]))
         self.right = Prediction((), texts, [text.truth for text in texts])
         self.predictions: dict[tuple[Mistake, ...], Prediction] = {(): self.right}
         self.own_noises: dict[tuple[Mistake, ...], float] = {}
 
     def find(self) -> list[Diagnosed]:
-        """Return the mistakes that explain the program's error; none if nothing does."""
+        """Return the mistakes that explain the program's error, by the first explanation; none if nothing does."""
         if not self.right.known or not self.right.distance > MOST_NOISE * self.noise.least:
             return []
-        self.say("putting mistakes into the network")
-        singles = self._singles()
-        ranked = [(single,) for single in singles]
-        finals = self._final(ranked)
-        if self._is_explained(finals):
-            return self._told(finals)
-        self.say("putting pairs of mistakes into the network")
-        pairs = self._final([*self._pairs(singles)], ranked[:FITTED])
-        if self._is_explained(pairs) and pairs[0].distance <= HALF * finals[0].distance:
-            return self._told(pairs)
-        if self.noise.is_like_a_half(self.right.distance):
-            return []  # its precision explains it
-        other_head = self._other_head()
-        if other_head:
-            return other_head
-        if pairs and pairs[0].distance <= HALF * finals[0].distance and self._leaves_a_half(pairs[0]):
-            return self._told(pairs)
-        return self._told_in_part(finals)
+        explanations: list[Callable[[], list[Diagnosed] | None]] = [
+            self._by_one,
+            self._by_two,
+            self._by_precision,
+            self._by_another_head,
+            self._by_two_in_part,
+            self._by_one_in_part,
+        ]
+        for explanation in explanations:
+            diagnosed = explanation()
+            if diagnosed is not None:
+                return diagnosed
+        return []
 
-    def _other_head(self) -> list[Diagnosed]:
-        """Return the mistake of another matrix in the head, if that explains the error."""
-        is_clear = self.right.distance >= CERTAIN * self.noise.least  # so many fitted numbers explain a small error too
+    def _by_one(self) -> list[Diagnosed] | None:
+        return self._told(self.nearest) if self._is_explained(self.nearest) else None
+
+    def _by_two(self) -> list[Diagnosed] | None:
+        return self._told(self.nearest_pairs) if self._is_explained(self.nearest_pairs) else None
+
+    def _by_precision(self) -> list[Diagnosed] | None:
+        return [] if self.noise.is_like_a_half(self.right.distance) else None
+
+    def _by_another_head(self) -> list[Diagnosed] | None:
+        """Explain the error by another matrix in the head."""
+        # so many fitted numbers explain a small error too
+        is_clear = self.right.distance >= LIMITS.certain * self.noise.least
         if self.network.hidden is None or not is_clear:
-            return []
+            return None
         texts = [*self.texts]
         width = self.network.hidden(texts[0].ids).shape[-1]
         if not enough(sum(len(text.logits) for text in texts), width):
@@ -181,24 +196,41 @@ class MistakeSearch:
             size.add(text.logits)
         ratio = distance / (self.noise.least * max(1.0, size.rms / self.noise.scale))
         if not ratio <= MOST_NOISE:
-            return []
+            return None
         return [Diagnosed(OTHER_HEAD, ratio, True, precision_of(distance, self.noise.precisions))]
+
+    def _by_two_in_part(self) -> list[Diagnosed] | None:
+        """Explain a part of the error by two mistakes, if a narrower format explains the rest."""
+        pairs = self.nearest_pairs
+        return self._told(pairs) if pairs and self._leaves_a_half(pairs[0]) else None
+
+    def _by_one_in_part(self) -> list[Diagnosed] | None:
+        """Explain a large part of the error by one mistake, if it is certain."""
+        tied = self._tied(self.nearest)
+        nearest = self._simplest(tied)
+        is_certain = len({prediction.families for prediction in tied}) == 1 and self._is_well_known(nearest)
+        if not is_certain or nearest.mistakes[-1].fit is not None:
+            return None
+        is_large = self._falls(nearest) >= LIMITS.certain and abs(nearest.share - 1) <= LIMITS.whole / 2
+        return self._told(self.nearest) if is_large or self._leaves_a_half(nearest) else None
 
     # Which mistakes are tried
 
-    def _singles(self) -> list[Mistake]:
-        """Return mistakes within the network, the nearest first."""
+    @cached_property
+    def singles(self) -> list[Mistake]:
+        """Mistakes within the network, the nearest first."""
+        self.say("putting mistakes into the network")
         screen = self.screen
         for mistake in self.table:
             if not mistake.error and not mistake.is_outside:
                 screen.add(mistake)
         nearest = min(map(screen.distance, screen.effects))
-        if nearest > SLACK * MOST_NOISE * self.noise.least:
+        if nearest > LIMITS.slack * MOST_NOISE * self.noise.least:
             for mistake in self._roundings(screen.distance()):
                 screen.add(mistake)
         visible = []
         for mistake, effect in screen.effects.items():
-            if _rms(effect) > INVISIBLE * self.noise.least:
+            if _rms(effect) > LIMITS.invisible * self.noise.least:
                 visible.append(mistake)
         return sorted(visible, key=screen.distance)
 
@@ -211,26 +243,29 @@ class MistakeSearch:
                 chosen.append(mistake)
         return chosen
 
-    def _pairs(self, singles: list[Mistake]) -> list[Pair]:
-        """Return pairs, the nearest first.
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """Pairs of mistakes within the network, the nearest first.
 
         Tried are those whose effects, each measured alone, add up to the error best: of all, and of each of the nearest
         mistakes. With the nearest one every other is tried whose effect is about as large as what is left of the error.
         """
+        singles = self.singles
         if len(singles) < 2:
             return []
+        self.say("putting pairs of mistakes into the network")
         added = self._added(singles)
         numbers = list(combinations(range(len(singles)), 2))
         firsts, seconds = torch.tensor(numbers).T
-        order = added[firsts, seconds].argsort()[:ADDED].tolist()
+        order = added[firsts, seconds].argsort()[: LIMITS.added].tolist()
         tried: dict[Pair, None] = {}
         for number in order:
             first, second = numbers[number]
             self._try_with(singles[first], [singles[second]], tried)
-        work = self.weights * self.screen.rows * ADDED
-        most = max(1, min(MOST_FIRST, int(PAIR_WORK / work)))
+        work = self.weights * self.screen.rows * LIMITS.added
+        most = max(1, min(LIMITS.firsts, int(LIMITS.pair_work / work)))
         for number in range(min(most, len(singles))):
-            others = added[number].argsort()[:ADDED].tolist()
+            others = added[number].argsort()[: LIMITS.added].tolist()
             self._try_with(singles[number], [singles[other] for other in others], tried)
         nearest = singles[0]
         left = self.screen.distance(nearest)
@@ -248,7 +283,7 @@ class MistakeSearch:
     def _may_leave(self, mistake: Mistake, distance: float) -> bool:
         """Return whether a mistake's effect is about as large as a distance."""
         size = _rms(self.screen.effects[mistake])
-        return distance * SMALLEST_EFFECT <= size <= distance * LARGEST_EFFECT
+        return distance * LIMITS.smallest_effect <= size <= distance * LIMITS.largest_effect
 
     def _distance_of(self, mistakes: tuple[Mistake, ...]) -> float:
         return self.screen.distance(*mistakes)
@@ -263,37 +298,51 @@ class MistakeSearch:
 
     # On all texts
 
-    def _final(self, ranked: list[tuple[Mistake, ...]], fitted: Sequence[tuple[Mistake, ...]] = ()) -> list[Prediction]:
-        """Return predictions on all texts of the nearest mistakes, the nearest first.
-
-        What may be done to logits is tried on top of the nearest mistake. Two mistakes, or a number that is fitted,
-        must leave half the distance of what is simpler.
-
-        Args:
-            fitted: mistakes on top of which numbers are fitted to the logits.
-        """
-        predictions = []
-        for mistakes in ranked[:MOST_FINAL]:
-            if self._distance_of(mistakes) <= CLOSE * self._distance_of(ranked[0]):
-                predictions.append(self._predict(mistakes))
-        predictions.sort(key=distance_of)
-        if self._is_explained(predictions):
-            return predictions
-        if ranked and len(ranked[0]) == 1:
-            for base in predictions[:FITTED]:
+    @cached_property
+    def nearest(self) -> list[Prediction]:
+        """Predictions of one mistake, or of one and what may be done to the logits, the nearest first."""
+        predictions = self._near([(single,) for single in self.singles])
+        if not self._is_explained(predictions):
+            for base in (*predictions[: LIMITS.bases], self.right):
                 predictions += self._outside(base, is_fitted=False)
-        if not fitted:
-            predictions += self._outside(self.right, is_fitted=False) + self._outside(self.right, is_fitted=True)
-        for mistakes in fitted:
-            predictions += self._outside(self._predict(mistakes), is_fitted=True)
+            predictions += self._outside(self.right, is_fitted=True)
+        return self._simplest_tier(predictions)
+
+    @cached_property
+    def nearest_pairs(self) -> list[Prediction]:
+        """Predictions of two mistakes, one of them fitted at most, the nearest first; none if one is about as near."""
+        predictions = self._near(self.pairs)
+        if not self._is_explained(predictions):
+            for single in self.singles[: LIMITS.bases]:
+                predictions += self._outside(self._predict((single,)), is_fitted=True)
+            predictions = self._simplest_tier(predictions)
+        if predictions and predictions[0].distance > LIMITS.simpler * self.nearest[0].distance:
+            return []
+        return predictions
+
+    def _near(self, ranked: Sequence[tuple[Mistake, ...]]) -> list[Prediction]:
+        """Return predictions on all texts of those that are about as near as the first, the nearest first."""
+        near = []
+        for mistakes in ranked[: LIMITS.finals]:
+            if self._distance_of(mistakes) <= LIMITS.close * self._distance_of(ranked[0]):
+                near.append(self._predict(mistakes))
+        return sorted(near, key=distance_of)
+
+    def _simplest_tier(self, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """Return the predictions of the simplest kind, the nearest first.
+
+        Those of two mistakes, or with fitted numbers, must leave half the distance of simpler ones, which do not
+        explain the error.
+        """
         tiers: dict[tuple[int, bool], list[Prediction]] = {}
         for prediction in sorted(predictions, key=distance_of):
             tiers.setdefault(complexity(prediction), []).append(prediction)
         chosen: list[Prediction] = []
         for tier in sorted(tiers):
-            nearest = tiers[tier]
-            if not chosen or (not self._explains(chosen[0]) and nearest[0].distance <= HALF * chosen[0].distance):
-                chosen = nearest
+            first = tiers[tier][0]
+            is_nearer = not chosen or first.distance <= LIMITS.simpler * chosen[0].distance
+            if is_nearer and not self._is_explained(chosen):
+                chosen = tiers[tier]
         return chosen
 
     def _predict(self, mistakes: tuple[Mistake, ...]) -> Prediction:
@@ -319,25 +368,22 @@ class MistakeSearch:
 
     def _explains(self, prediction: Prediction) -> bool:
         """Return whether what is left of the error is noise, and all of the mistake is in the program."""
-        is_whole = abs(prediction.share - 1) <= WHOLE
+        is_whole = abs(prediction.share - 1) <= LIMITS.whole
         is_noise = self._ratio(prediction) <= MOST_NOISE
         return is_whole and is_noise and self._is_well_known(prediction)
 
     def _is_well_known(self, prediction: Prediction) -> bool:
         """Return whether a prediction says something on at least half of the logits."""
-        return prediction.known >= HALF * self.right.known
+        return prediction.known >= LIMITS.known * self.right.known
 
     def _ratio(self, prediction: Prediction) -> float:
         """Return the distance over the noise floor, which is the mistaken network's own where that is larger."""
         floor = self.noise.least
-        if prediction.distance > MOST_NOISE * floor and self._falls(prediction) >= OWN_NOISE:
-            floor = max(floor, self._own_noise(prediction.mistakes))
+        if prediction.distance > MOST_NOISE * floor and self._falls(prediction) >= LIMITS.own_noise:
+            if prediction.mistakes not in self.own_noises:
+                self.own_noises[prediction.mistakes] = self.network.noise(prediction.mistakes, self.texts)
+            floor = max(floor, self.own_noises[prediction.mistakes])
         return prediction.distance / floor
-
-    def _own_noise(self, mistakes: tuple[Mistake, ...]) -> float:
-        if mistakes not in self.own_noises:
-            self.own_noises[mistakes] = self.noise.own(mistakes)
-        return self.own_noises[mistakes]
 
     def _falls(self, prediction: Prediction) -> float:
         """Return by which factor the error falls with the mistake."""
@@ -350,7 +396,7 @@ class MistakeSearch:
             if not self._is_well_known(other) or len(other.mistakes) > len(nearest.mistakes):
                 continue
             way, share = nearest.towards(other)
-            if way < APART * self.noise.least or share > TIED:
+            if way < LIMITS.apart * self.noise.least or share > LIMITS.tied:
                 tied.append(other)
         return tied
 
@@ -366,8 +412,12 @@ class MistakeSearch:
         return rows
 
     def _simplest(self, tied: list[Prediction]) -> Prediction:
-        """Return the prediction of fewest mistakes, and of these the first in the table."""
-        return min(tied, key=lambda prediction: (len(prediction.mistakes), *map(self.table.index, prediction.mistakes)))
+        """Return the prediction of fewest mistakes, and of these the simplest."""
+
+        def key(prediction: Prediction) -> tuple[int, list[tuple[int, int, str]]]:
+            return len(prediction.mistakes), [mistake.simplicity for mistake in prediction.mistakes]
+
+        return min(tied, key=key)
 
     def _words(self, mistake: Mistake, tied: list[Prediction]) -> str:
         """Return a mistake in words, with those that may be in its place."""
@@ -388,23 +438,8 @@ class MistakeSearch:
         rest = precision_of(prediction.distance, self.noise.precisions)
         return Diagnosed(words, ratio, ratio <= MOST_NOISE, rest)
 
-    def _told_in_part(self, finals: list[Prediction]) -> list[Diagnosed]:
-        """Return the mistake that explains a large part of the error, if there is one and it is certain."""
-        if not finals:
-            return []
-        tied = self._tied(finals)
-        nearest = self._simplest(tied)
-        if len({prediction.families for prediction in tied}) > 1:
-            return []
-        is_large = self._falls(nearest) >= CERTAIN and abs(nearest.share - 1) <= WHOLE / 2
-        if nearest.mistakes[-1].fit is not None or not self._is_well_known(nearest):
-            return []
-        if is_large or self._leaves_a_half(nearest):
-            return self._told(finals)
-        return []
-
     def _leaves_a_half(self, prediction: Prediction) -> bool:
         """Return whether what is left of the error is that of a narrower format, and the error falls clearly."""
-        is_whole = abs(prediction.share - 1) <= WHOLE
+        is_whole = abs(prediction.share - 1) <= LIMITS.whole
         falls = self._falls(prediction) >= NEAR**2
         return is_whole and falls and self.noise.is_like_a_half(prediction.distance)

@@ -1,0 +1,47 @@
+"""Causes of a verdict: the precision that the error is like, and the mistakes that give the candidate's logits."""
+
+from collections.abc import Callable
+
+from minigpt.judge.precision import precision_of
+from minigpt.judge.runners import Runner
+from minigpt.judge.truth import Truth
+from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, outcome_of
+
+QUICK = 2e7  # weights of a model that is diagnosed without being asked
+
+Say = Callable[[str], None]
+
+
+def is_quick(truth: Truth) -> bool:
+    """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
+    is_gpt2 = truth.bitwise_error.count > 0
+    return is_gpt2 and truth.facts.shape.weights <= QUICK
+
+
+def explain(
+    truth: Truth, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
+) -> Causes:
+    """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
+
+    Args:
+        diagnose: None for a FAIL of a small GPT-2 alone.
+    """
+    precision = precision_of(figures.logits.rms_error, truth.precisions)
+    # Windows, or tokens read one by one, may be off all the same.
+    are_prompts_right = figures.logits.ratio <= MOST_NOISE
+    if diagnose is None:
+        diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and not are_prompts_right
+    if not diagnose:
+        return Causes(precision=precision)
+    if verdict.passed:
+        return Causes(precision=precision, notes=["A diagnosis is for a FAIL: there is no mistake to look for."])
+    if are_prompts_right:
+        note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
+        return Causes(precision=precision, notes=[note])
+    # A diagnosis alone needs the mistakes, which are many.
+    from minigpt.judge.diagnosis import DiagnosisError, find_mistakes
+
+    try:
+        return Causes(precision=precision, diagnosis=find_mistakes(truth, runner, say))
+    except DiagnosisError as error:
+        return Causes(precision=precision, notes=[f"{error}."])
