@@ -130,7 +130,8 @@ class WatchedWeights(Mapping[str, Tensor]):
     Args:
         weights: accelerate's, which read from files.
         files: those that must not change meanwhile.
-        tied: names of weights that are others, by these. transformers below 5.13 leaves them out of ``weights``.
+        tied: names of weights that are others, by these. The files may have either name, and transformers below 5.13
+            leaves the first out of ``weights``.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], files: list[Path], tied: Mapping[str, str] | None = None) -> None:
@@ -140,6 +141,8 @@ class WatchedWeights(Mapping[str, Tensor]):
         for name, source in (tied or {}).items():
             if name not in names:
                 self.sources[name] = source
+            elif source not in names:
+                self.sources[source] = name
 
     def __getitem__(self, name: str) -> Tensor:
         self._require_unchanged()
@@ -212,7 +215,7 @@ def _keep_dtypes(model: nn.Module, index: Mapping[str, dict[str, Any]]) -> None:
     Args:
         index: accelerate's, of weights by their names.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in index and "safetensors_file" in index[name]:
             index[name]["dtype"] = dtype_name(parameter.dtype)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from minigpt.checkpoint.contents import CONFIG, FileContent, Files, quantized
 from minigpt.checkpoint.formats import FORMATS, Format, Tensors, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
+from minigpt.choices import DTYPE_NAMES
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError, listing
 from minigpt.host import uncompiled
@@ -59,6 +60,7 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
     form, tensors = converted(source_tensors, files.place)
     fields, origin = _config_fields(files, trainer_fields)
     _require_floating(fields, files.place)
+    _warn_of_other_dtype(fields, tensors, files.place)
     plain_fields, norms = split_norms(fields)
     try:
         config = form.config(plain_fields, tensors)
@@ -108,6 +110,17 @@ def _require_floating(fields: Mapping[str, Any], place: Path) -> None:
     raise quantized(place, method)
 
 
+def _warn_of_other_dtype(fields: Mapping[str, Any], tensors: Tensors, place: Path) -> None:
+    """Warn of a dtype in a config that the weights do not have."""
+    said = fields.get("dtype", fields.get("torch_dtype"))
+    held = {dtype_name(tensor.dtype) for tensor in tensors.values() if tensor.ndim}
+    if len(held) == 1 and said in DTYPE_NAMES and said not in held:
+        _warn(
+            f"{place}: {CONFIG} says {said}, and its weights are {held.pop()}; they stay as they are unless a dtype is "
+            f"asked for, and transformers rounds them to {said}"
+        )
+
+
 def _require_enough_values(config: GPT2Config, tensors: Tensors, place: Path) -> None:
     """Check the sizes of a config against the files, before a model is made.
 
@@ -122,15 +135,17 @@ def _require_enough_values(config: GPT2Config, tensors: Tensors, place: Path) ->
 
 
 def _drop_tied_head(tensors: Tensors) -> None:
-    """Remove the head that a config ties to the embedding.
+    """Remove the head that a config ties to the embedding; it is the embedding if it stands alone.
+
+    ``safetensors.torch.save_model`` keeps one of two tied names, and transformers reads that.
 
     Raises:
         CheckpointError: if it has other values.
     """
-    if "wte.weight" not in tensors or "lm_head.weight" not in tensors:
+    if "lm_head.weight" not in tensors:
         return
     head = tensors.pop("lm_head.weight")
-    if not same_values(head, tensors["wte.weight"]):
+    if not same_values(head, tensors.setdefault("wte.weight", head)):
         raise CheckpointError(
             "lm_head.weight differs from wte.weight, but the config ties them; "
             'a config.json with "tie_word_embeddings": false in its folder uses both'

@@ -126,12 +126,21 @@ def load_with_transformers(
         raise CheckpointError(f"transformers cannot open {place} from its safetensors files: {reason:.300}") from error
     if lacking := sorted({*report.get("missing_keys", ()), *map(str, report.get("mismatched_keys", ()))}):
         raise CheckpointError(f"{place} has no {listing(lacking)} of this model's shape")
+    model.left_out = sorted(report.get("unexpected_keys", ()))
     require_floating(model, place)
     model.requires_grad_(False)
     model.eval()
     if not is_empty and not is_on_disk(model):
         model.to(device)
     return model
+
+
+def note_on_left_out(model: Any) -> list[str]:
+    """Return a sentence if transformers left out tensors of the files, as biases that config.json denies."""
+    names = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in getattr(model, "left_out", ()))
+    if not names:
+        return []
+    return [f"transformers leaves out tensors that the files of this {type(model).__name__} have: {listing(names)}."]
 
 
 def is_on_disk(model: nn.Module) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from minigpt.checkpoint.offloading import free_memory
+from minigpt.checkpoint.transformers_model import note_on_left_out
 from minigpt.engines.engine import Engine
 from minigpt.errors import ConfigError, listing
 from minigpt.host import host_of, is_compiled, probe_norm
@@ -147,6 +148,8 @@ def candidate_of_recipe(truth: Truth, recipe: Recipe) -> Candidate:
     opened = recipe.load(any_architecture=True, offload=truth.facts.offload and why_whole is None)
     fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
     candidate = candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None)
+    if not is_own_source(truth, recipe):
+        candidate.claim.notes += note_on_left_out(opened.model)
     if why_whole is not None:
         candidate.claim.notes.append(f"{recipe.source} is in memory as a whole, since {why_whole}.")
     return candidate

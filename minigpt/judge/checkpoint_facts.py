@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.contents import State, files_state, read_stable
+from minigpt.checkpoint.contents import CONFIG, State, files_state, read_stable
+from minigpt.checkpoint.formats import HUGGING_FACE
 from minigpt.checkpoint.norms import PLAIN_FORM, PLAIN_NORM
 from minigpt.checkpoint.offloading import why_whole
 from minigpt.checkpoint.read import Checkpoint, only_dtype, read_checkpoint
@@ -42,6 +43,7 @@ class CheckpointFacts:
         source: what the user calls it.
         attention, device: with which it is read.
         offload: whether its weights stay in their files, since it is larger than the memory that it may take.
+        unread: why transformers cannot read it, in words; empty if it can.
         notes: what a reader should know of how it is read.
         places, blocks: the paths of its norms and blocks, and of its blocks, in the order of the data.
         embedding: the path of its token embedding.
@@ -60,6 +62,7 @@ class CheckpointFacts:
     attention: str = "sdpa"
     device: torch.device = CPU
     offload: bool = False
+    unread: str = ""
     notes: list[str] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
@@ -116,6 +119,7 @@ def read_facts(place: Path, dtype: str | torch.dtype | None = None) -> tuple[Che
         dtype=asked or only_dtype(checkpoint.tensors, place),
         norm=PLAIN_NORM if checkpoint.norms == PLAIN_FORM else "fused",
         sites=site_names(checkpoint.config.n_layer),
+        unread=_why_unread(checkpoint),
     )
     return facts, tensors
 
@@ -126,6 +130,15 @@ def _read_gpt2(files: Files) -> tuple[Checkpoint | None, dict[str, Tensor]]:
         return None, {}
     content = files.tensors()
     return read_checkpoint(files, content=content), content[0]
+
+
+def _why_unread(checkpoint: Checkpoint) -> str:
+    """Return why transformers cannot read a GPT-2, in words; nothing if it can."""
+    if checkpoint.form is not HUGGING_FACE:
+        return f"is of the family {checkpoint.form.name}"
+    if Files.at(checkpoint.place).config is None:
+        return f"has no {CONFIG}"
+    return ""
 
 
 def within_memory(facts: CheckpointFacts, memory: int, free: int, most: int) -> CheckpointFacts:

@@ -135,12 +135,6 @@ def is_explained(meter: LogitsMeter, rounding: Distance | None) -> bool:
     return rounding is not None and meter.distance.rms <= SLACK * rounding.rms
 
 
-def largest_kl(measures: Measures) -> float:
-    """Return the larger mean KL divergence, of the prompts or of the windows."""
-    means = [meter.mean("kl")["kl"] for meter in (measures.prompts, measures.windows) if meter.columns]
-    return max(means)
-
-
 def along_the_longest(measures: Measures, truth: Truth) -> fields.TextDivergence:
     """Return the KL divergence along the longest prompt and its continuation."""
     longest = truth.longest

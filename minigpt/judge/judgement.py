@@ -116,17 +116,16 @@ class Judgement:
     def _allowed(self, swap: SiteSwap, sites: list[str]) -> list[str]:
         """Return the longest beginning of a list of sites that the budget allows on all texts."""
         self.say(f"checking {len(sites)} sites on all texts")
-        while sites and self._fails(swap, sites, self._most_kl):
+        while sites and self._fails(swap, sites):
             sites = sites[:-1]
             self.say(f"checking {len(sites)} sites on all texts")
         return sites
 
-    def _fails(self, swap: SiteSwap, sites: list[str], most_kl: float = torch.inf) -> bool:
+    def _fails(self, swap: SiteSwap, sites: list[str]) -> bool:
         """Return whether the verdict is a fail with the norm at these of its sites only."""
         with swap.only(sites):
-            measures = self._measure_logits()
-            figures = self._of_logits(measures, sites)
-        return not decide(figures, self.limits).passed or not figures_of.largest_kl(measures) <= most_kl
+            figures = self._of_logits(self._measure_logits(), sites)
+        return not decide(figures, self.limits).passed
 
     def _measure_logits(self) -> Measures:
         """Measure what the candidate computes of each text, but for norms and blocks."""

@@ -277,6 +277,11 @@ def read_with(
         )
         opened = read_facts(recipe.place(), dtype)
     facts, tensors = opened
+    if facts.unread:
+        raise CheckpointError(
+            f"{source} {facts.unread}, so transformers cannot be the judge's truth of it; `minigpt convert {source} "
+            "FOLDER` writes what it reads"
+        )
     few = FEW_TOKENS if max_new_tokens is None else max_new_tokens
     facts = within_memory(facts, may_take(memory, where), free_memory(where), few)
     if facts.offload and gradients:

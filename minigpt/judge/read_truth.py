@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.contents import unchanged
+from minigpt.checkpoint.transformers_model import note_on_left_out
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import relative_errors
@@ -167,6 +168,7 @@ def _read_rounded(
     facts = dataclasses.replace(
         facts,
         attention=reference.model.config._attn_implementation,
+        notes=[*facts.notes, *note_on_left_out(reference.model)],
         places=places,
         sites=[place for place in places if place in host.sites],
         blocks=[place for place in places if place in host.blocks],

@@ -88,6 +88,9 @@ def gpt2_of(
     for norm in model.modules():
         if isinstance(norm, nn.LayerNorm):
             fill_in(norm, compute, device)
+    embedding, head = model.transformer.wte, model.lm_head
+    if config.tie_word_embeddings and embedding.weight.is_meta:  # the files name the head alone
+        embedding.weight = head.weight
     model.tie_weights()
     unset = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if unset:

@@ -11,6 +11,7 @@ from minigpt.report.fields import (
     FAR_OFF,
     MOST_DECODING_NOISE,
     MOST_NOISE,
+    PROMPTS,
     BudgetLine,
     LogitsError,
     ParityFigures,
@@ -24,6 +25,7 @@ from minigpt.report.fields import (
     perplexities,
     places,
     population,
+    text_file,
 )
 from minigpt.report.numerals import brief, change, format_limit, percent, precise, uncertain
 
@@ -71,7 +73,8 @@ def budget_lines(figures: ParityFigures, limits: Mapping[str, float]) -> list[Bu
     lines: list[BudgetLine] = []
     for quantity, limit in limits.items():
         measured = QUANTITIES[quantity](figures)
-        lines.append(BudgetLine(quantity, limit, measured, kept=measured <= limit))
+        text = PROMPTS if quantity in OF_PROMPTS else text_file(figures) or PROMPTS
+        lines.append(BudgetLine(quantity, limit, measured, measured <= limit, text))
     return lines
 
 
@@ -326,7 +329,7 @@ def _broken_budget(figures: ParityFigures, budget: Sequence[BudgetLine]) -> Iter
         if not line.kept:
             limit = format_limit(line.quantity, line.limit)
             measured = format_limit(line.quantity, line.measured)
-            yield f"The budget allows {line.quantity} {limit}, and it is {measured}."
+            yield f"The budget allows {line.quantity} {limit}, and it is {measured} on {line.text}."
 
 
 def _perplexity_change(figures: ParityFigures) -> float:
@@ -352,6 +355,7 @@ QUANTITIES: dict[str, Callable[[ParityFigures], float]] = {
     "max": lambda figures: _worst(figures, "max_abs_error"),
     "ratio": lambda figures: _worst(figures, "ratio"),
 }
+OF_PROMPTS = ("rms", "max", "ratio")  # the others are of the text file, if there is one
 
 
 def parse_budget(text: str | None) -> dict[str, float]:

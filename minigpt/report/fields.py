@@ -16,6 +16,7 @@ MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as 
 MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
 FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
 NEAR = 1.5  # an error is like transformers' own if neither is larger by more than this factor
+PROMPTS = "the prompts"
 OWN_NORM = "its own"  # of a candidate that is no model of ours, and of another architecture than GPT-2
 
 
@@ -413,12 +414,13 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class BudgetLine:
-    """A limit that decides, and what was measured."""
+    """A limit that decides, and what was measured on ``text``: the text file, or the prompts."""
 
     quantity: str
     limit: float
     measured: float
     kept: bool
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

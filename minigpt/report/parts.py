@@ -166,9 +166,9 @@ def _budget(report: ParityReport, budget: Sequence[BudgetLine]) -> Part:
     for line in budget:
         form = partial(format_limit, line.quantity)
         kept = "✓ kept" if line.kept else "✗ not kept"
-        rows.append([line.quantity, Number(line.limit, form), Number(line.measured, form), kept])
+        rows.append([line.quantity, Number(line.limit, form), Number(line.measured, form), line.text, kept])
     sentence = "These limits decide, in place of parity."
-    return Part("budget", "Budget", sentence, ("quantity", "limit", "measured", ""), rows)
+    return Part("budget", "Budget", sentence, ("quantity", "limit", "measured", "on", ""), rows)
 
 
 def _diagnosis(report: ParityReport, diagnosis: Sequence[Diagnosed]) -> Part:

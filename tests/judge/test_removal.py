@@ -62,6 +62,23 @@ def test_a_budget_is_answered_by_how_many_sites_it_allows(folder: Path) -> None:
     assert len(other.steps) == len(SITES) > other.allowed, "checked on all texts after the search"
 
 
+@pytest.mark.parametrize("quantity", ["kl", "ratio"])
+def test_the_same_budget_decides_of_as_many_sites_without_a_search(quantity: str, folder: Path) -> None:
+    """The built-in texts are longer than the prompts, and count in neither."""
+    how: dict[str, Any] = dict(max_new_tokens=0, device="cpu")
+    order = [step.site for step in minigpt.parity(folder, norm="rms", remove=True, **how).removal.steps]
+    original = minigpt.Original(folder, **how)
+    figures = []
+    for count in range(1, len(order) + 1):
+        report = original.judge(folder, norm="rms", sites=order[:count])
+        figures.append(report.logits.ratio if quantity == "ratio" else report.distribution.kl_mean)
+    budget = f"{quantity}={figures[-2]}"
+    allowed = original.judge(folder, norm="rms", remove=True, budget=budget).removal.allowed
+    kept = [original.judge(folder, norm="rms", sites=order[: n + 1], budget=budget).passed for n in range(len(order))]
+    assert kept == [n < allowed for n in range(len(order))]
+    assert allowed == len(order) - 1
+
+
 def test_a_killed_search_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "trials.jsonl"
     whole = judge(folder, remove_file=file).removal

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import minigpt
 from minigpt.judge.reference import Reference
 from minigpt.judge.rules import QUANTITIES, decide, parse_budget
-from minigpt.report.fields import Causes, Divergence, noise_ratio
+from minigpt.report.fields import Causes, Divergence, noise_ratio, text_file
 from minigpt.report.parity_report import ParityReport
 
 MADE = made(sample_report(2))
@@ -87,11 +87,12 @@ def test_a_limit_is_kept_up_to_itself(quantity: str) -> None:
     measured = QUANTITIES[quantity](wrong)
     for limit, kept in ((measured, True), (math.nextafter(measured, math.inf), True), (measured / 2, False)):
         report = decide(wrong, {quantity: limit})
+        text = "the prompts" if quantity in ("rms", "max", "ratio") else text_file(wrong) or "the prompts"
         assert [dataclasses.asdict(line) for line in report.budget or ()] == [
-            {"quantity": quantity, "limit": limit, "measured": measured, "kept": kept}
+            {"quantity": quantity, "limit": limit, "measured": measured, "kept": kept, "text": text}
         ]
         assert report.passed is kept
-        assert report.reasons == [] or quantity in report.reasons[0]
+        assert report.reasons == [] or f"on {text}." in report.reasons[0]
 
 
 @pytest.mark.parametrize("decoded", [7.0, math.nan])

@@ -80,10 +80,10 @@ class Parsed(HTMLParser):
 def with_budget(report: Report) -> Report:
     """The same report, judged by a budget of which one line is kept and one is not."""
     lines = [
-        {"quantity": "kl", "limit": 3.2e-6, "measured": 1.26e-5, "kept": False},
-        {"quantity": "perplexity", "limit": 1.3e-4, "measured": 2.9e-5, "kept": True},
+        {"quantity": "kl", "limit": 3.2e-6, "measured": 1.26e-5, "kept": False, "text": "the prompts"},
+        {"quantity": "perplexity", "limit": 1.3e-4, "measured": 2.9e-5, "kept": True, "text": "held.txt"},
     ]
-    reasons = ["The budget allows kl 3.2e-06, and it is 1.26e-05."]
+    reasons = ["The budget allows kl 3.2e-06, and it is 1.26e-05 on the prompts."]
     return report | {"budget": lines, "verdict": "fail", "reasons": reasons}
 
 

@@ -147,7 +147,7 @@ def test_a_number_has_the_digits_that_its_error_supports(x: float, error: float,
 
 
 def test_a_budget_that_is_kept_is_not_called_parity() -> None:
-    line = {"quantity": "kl", "limit": 0.01, "measured": 0.0012, "kept": True}
+    line = {"quantity": "kl", "limit": 0.01, "measured": 0.0012, "kept": True, "text": "the prompts"}
     logits = MADE["logits"] | {"ratio": 98_727.0}
     text = shown(report_with(budget=[line], logits=logits))
     assert text.startswith("PASS  Within the budget")
