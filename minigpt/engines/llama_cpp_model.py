@@ -12,6 +12,7 @@ import numpy as np
 
 from minigpt.choices import check_option
 from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, setting
+from minigpt.engines.gguf_file import check_metadata
 from minigpt.errors import CheckpointError, ConfigError
 
 LONGEST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
@@ -59,6 +60,8 @@ class LlamaCppModel(Engine):
     def __init__(self, file: str | Path, options: Mapping[str, Any]) -> None:
         self.lib = lib = load_package("llama_cpp", "gguf", needs="llama-cpp-python")
         super().__init__(check_exists(file), "llama-cpp-python", "llama.cpp")
+        with self.opening():
+            check_metadata(self.file)
         _listen(lib)
         of_model = lib.llama_model_default_params()
         how = lib.llama_context_default_params()

@@ -23,7 +23,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     with pytest.raises(minigpt.ConfigError, match=said):
         getattr(engines, kind)(tmp_path / "file")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert [extra.partition(">")[0] for extra in project["optional-dependencies"][kind]] == [package]
+    assert package in [extra.partition(">")[0] for extra in project["optional-dependencies"][kind]]
 
 
 def test_every_engine_is_a_function_of_the_room() -> None:
