@@ -18,7 +18,7 @@ from live import Live, live
 httpx = pytest.importorskip("httpx")
 pytestmark = pytest.mark.thorough
 
-CLIENTS, SECONDS, NEW = 4, 3.0, 60
+CLIENTS, SECONDS, TURNS, NEW = 4, 1.2, 7, 60
 CHANCE = random.Random(0)
 SLIDING = {"prompt": [5] * 16384, "overflow": "slide", "n": 16, "max_tokens": 40, "eos_token_id": []}
 
@@ -101,7 +101,7 @@ def test_others_get_their_tokens_at_most_four_times_later(server: Live, kind: st
     (tmp_path / "body").write_text(json.dumps(body if "models" in body else {"model": "demo", **body}))
     command, statuses = [sys.executable, "-c", HOSTILE, str(server.port), path, str(tmp_path / "body")], Counter[str]()
     quiet, loud = [], []
-    for _ in range(3):  # in turns, since the machine may have other work
+    for _ in range(TURNS):  # the two of a turn are compared: other work of the machine slows both
         quiet.append(median_times(server))
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hostile:
             time.sleep(0.5)
@@ -110,7 +110,8 @@ def test_others_get_their_tokens_at_most_four_times_later(server: Live, kind: st
             assert hostile.stdout is not None
             statuses.update(hostile.stdout.read().split())
     first, each = zip(*(map(statistics.median, zip(*times, strict=True)) for times in (quiet, loud)), strict=True)
+    slower = statistics.median(beside / alone for (_, alone), (_, beside) in zip(quiet, loud, strict=True))
     print(f"{kind}: first token {1000 * first[0]:.0f} ms alone, {1000 * first[1]:.0f} beside; further ones "
-          f"{1000 * each[0]:.2f}, {1000 * each[1]:.2f}: {each[1] / each[0]:.1f} times; {dict(statuses)}")  # fmt: skip
+          f"{1000 * each[0]:.2f}, {1000 * each[1]:.2f}: {slower:.1f} times; {dict(statuses)}")  # fmt: skip
     # A step of the demo takes a millisecond, and sixteen texts with processors of their own take some more.
-    assert each[1] < (8 if "bad_words_ids" in body else 4) * each[0]
+    assert slower < (8 if "bad_words_ids" in body else 4)
