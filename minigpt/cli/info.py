@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from minigpt.cli.options import Json
-from minigpt.cli.output import STDOUT, for_terminal, progress, show
+from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import listing
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
     for name, value in facts.items():
         lines = value if isinstance(value, list) else [value]
         shown = "\n".join(map(str, lines)) or "none"
-        table.add_row(name, for_terminal(shown))
+        table.add_row(name, shown)
     show(table, facts, STDOUT if json else None)
 
 

@@ -11,8 +11,9 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 
 from minigpt.errors import MiniGPTError
 from minigpt.files import not_utf8, write_atomically
@@ -35,6 +36,11 @@ class ResultConsole(Console):
             self.width = WIDEST
         else:
             self.width = max(self.width, NARROWEST)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the parts of what is printed; what a file names may hold control characters."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=for_terminal(segment.text))
 
 
 def for_terminal(text: str) -> str:
@@ -191,13 +197,14 @@ def progress() -> Iterator[Callable[[str, float], None]]:
 
     A terminal shows a bar, which disappears at the end. In a pipe, PULSE prints the newest step now and then.
     """
-    columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with stdout_to_stderr(), bar:
         task = bar.add_task("starting", total=1.0)
 
         def say(step: str, done: float) -> None:
+            step = for_terminal(step)
             PULSE.step, PULSE.done = step, done
             bar.update(task, description=step, completed=done)
 
