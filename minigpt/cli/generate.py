@@ -60,11 +60,12 @@ def generate(
         The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
-    from_shell = _of_shell(settings)
-    shaping: list[str] = []
-    for name in SHAPES_A_DRAW:
-        if name in from_shell:
-            shaping.append(option_name(name))
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "draft" in given:
+        given["draft"] = parse_draft(given["draft"])
+    for name, value in given.items():  # before PyTorch is imported
+        check_value(name, value)
+    shaping = [option_name(name) for name in SHAPES_A_DRAW if name in given]
     refuse_if(
         (greedy and shaping, "greedy", f"draws nothing, so it cannot go with {', '.join(shaping)}"),
         (out and not prompts, "out", "is for --prompts, a file of prompts"),
@@ -72,17 +73,17 @@ def generate(
         (batch_size is not None and not prompts, "batch_size", "is for --prompts"),
         (prompts and (prompt or json), "prompts", "cannot go with a PROMPT or --json; it writes JSON lines to --out"),
     )
-    from minigpt.generation.promptfile import TextFile, read_prompts
     from minigpt.machine import settle_memory
 
     settle_memory()
     if prompts is not None:
+        from minigpt.generation.promptfile import read_prompts
+
         read_prompts(prompts)  # a mistake in it is found before the model is read
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         loaded = recipe.load()
-    from_file = settings_in(loaded.model.generation_fields or {})
-    asked = _settings(from_shell, from_file, greedy)
+    asked = _settings(given, loaded.model.generation_fields or {}, greedy)
     text = read_standard_input() if prompt == "-" else prompt
     if "max_length" in asked:  # of prompt and text together
         of_both = f"must be given, since {recipe.source} has a max_length for a prompt and its text"
@@ -94,14 +95,16 @@ def generate(
         if prompts is None:
             valid.require_one_text()
     except GenerationError as error:
-        if error.argument in from_file and error.argument not in from_shell:
-            raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
-        raise
+        if error.argument in given:
+            raise
+        raise GenerationError(f"{error}; it is from the generation_config.json of {recipe.source}") from error
 
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise CheckpointError(f"{recipe.source} has no tokenizer")
     if prompts is not None and out is not None:
+        from minigpt.generation.promptfile import TextFile
+
         with progress() as say:
             say(f"reading {prompts}", 0)
             places = 16 if batch_size is None else batch_size
@@ -111,19 +114,6 @@ def generate(
         _show_json(str(recipe.source), loaded.model, tokenizer, text, valid, asked)
     else:
         _show_text(loaded.model, tokenizer, text, valid)
-
-
-def _of_shell(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the command line gives, checked before PyTorch is imported."""
-    settings: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is not None:
-            settings[name] = value
-    if "draft" in settings:
-        settings["draft"] = parse_draft(settings["draft"])
-    for name, value in settings.items():
-        check_value(name, value)
-    return settings
 
 
 def _show_text(model: "GPT2", tokenizer: "Tokenizer", prompt: str, settings: GenerationSettings) -> None:
@@ -167,38 +157,25 @@ def _show_json(
     print_json(fields)
 
 
-def settings_in(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the fields of a generation_config.json, without those that are off."""
-    settings: dict[str, Any] = {}
+def _settings(given: dict[str, Any], fields: Mapping[str, Any], greedy: bool) -> dict[str, Any]:
+    """Return the settings: those given, else the active fields of generation_config.json, else temperature 0.8."""
+    settings: dict[str, Any] = {"do_sample": True, "max_new_tokens": 200}
     for name, value in fields.items():
-        is_known = name in KNOWN_FIELDS or name == "stop_strings"
-        is_off = value is None or (not is_known and value is not True and value in OFF)
-        if not is_off and not BOOKKEEPING.fullmatch(name):
+        name = "stop" if name == "stop_strings" else name  # transformers' name
+        is_off = value is None or (name not in KNOWN_FIELDS and value is not True and value in OFF)
+        if not (is_off or BOOKKEEPING.fullmatch(name)):
             settings[name] = value
-    if "stop_strings" in settings:  # transformers' name
-        settings["stop"] = settings.pop("stop_strings")
-    return settings
-
-
-def _settings(from_shell: dict[str, Any], from_file: dict[str, Any], greedy: bool) -> dict[str, Any]:
-    """Return the settings: what is asked for, else the model's generation config, else temperature 0.8."""
-    settings = {"do_sample": True, "max_new_tokens": 200} | from_file
-    if "max_new_tokens" in from_file | from_shell:
+    if fields.get("max_new_tokens") is not None or "max_new_tokens" in given:
         settings.pop("max_length", None)  # as in transformers, which prefers max_new_tokens
-    temperature = from_shell.get("temperature", from_file.get("temperature"))
-    if greedy or temperature == 0:
+    if greedy or given.get("temperature", settings.get("temperature")) == 0:
         for name in SHAPES_A_DRAW:  # of the file
             settings.pop(name, None)
-        if greedy:
-            settings["do_sample"] = False
-        else:
-            settings["temperature"] = 0
-        return settings | from_shell
-    if any(name in SHAPES_A_DRAW for name in from_shell):
+        settings |= {"do_sample": False} if greedy else {"temperature": 0}
+    elif any(name in SHAPES_A_DRAW for name in given):
         settings["do_sample"] = True
     if settings["do_sample"]:
-        settings = {"temperature": 0.8} | settings
-    return settings | from_shell
+        settings.setdefault("temperature", 0.8)
+    return settings | given
 
 
 def _new_tokens_within(longest: Any, prompt: str, tokenizer: "Tokenizer | None") -> int:

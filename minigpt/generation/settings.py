@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
@@ -228,8 +228,8 @@ for _name in Options.__annotations__:
 Options.__doc__ = "\n".join(_lines)  # for help()
 
 
-def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> None:
-    """Check settings: their names, then each value, then whether they contradict each other.
+def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> dict[str, Any]:
+    """Return all settings, with the defaults: their names are checked, then each value, then whether they contradict.
 
     Args:
         user: "python", "shell" or "http".
@@ -248,8 +248,21 @@ def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> None:
     values = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
     for name, value in values.items():
         check_value(name, value, user)
-    for name, contradiction in _contradictions(values):
-        raise GenerationError(contradiction, argument=name)
+    new, least = values["max_new_tokens"], values["min_new_tokens"] or 0
+    if new is None:
+        raise GenerationError("must be given", argument="max_new_tokens")
+    if least > new:
+        raise GenerationError(f"must be at most the {new} new tokens, got {least}", argument="min_new_tokens")
+    if values["do_sample"] and values["temperature"] != 0:
+        return values
+    cause = "at temperature 0" if values["do_sample"] else "without do_sample"
+    if values["num_return_sequences"] > 1:
+        same = f"must be 1 {cause}, since all texts would be the same"
+        raise GenerationError(same, argument="num_return_sequences")
+    for name, setting in SETTINGS.items():
+        if setting.shapes_draw and setting.changes(values[name]):
+            raise GenerationError(f"has no effect {cause}, since nothing is drawn", argument=name)
+    return values
 
 
 def check_value(name: str, value: Any, user: str = PYTHON) -> None:
@@ -265,24 +278,6 @@ def check_value(name: str, value: Any, user: str = PYTHON) -> None:
     is_off = value is None and setting.default in (None, FROM_CONFIG)
     if not (is_off or rule.accepts(value)):
         raise GenerationError(f"must {rule.requirement}, got {value!r:.200}", argument=name)
-
-
-def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield settings that others contradict; each value by itself is valid."""
-    new = values["max_new_tokens"]
-    least = values["min_new_tokens"] or 0
-    if new is None:
-        yield "max_new_tokens", "must be given"
-    elif least > new:
-        yield "min_new_tokens", f"must be at most the {new} new tokens, got {least}"
-    if values["do_sample"] and values["temperature"] != 0:
-        return
-    cause = "at temperature 0" if values["do_sample"] else "without do_sample"
-    if values["num_return_sequences"] > 1:
-        yield "num_return_sequences", f"must be 1 {cause}, since all texts would be the same"
-    for name, setting in SETTINGS.items():
-        if setting.shapes_draw and setting.changes(values[name]):
-            yield name, f"has no effect {cause}, since nothing is drawn"
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -313,9 +308,7 @@ class GenerationSettings:
     output_logprobs: bool
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
-        check_settings(settings)
-        values: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.items()}
-        values.update(settings)
+        values = check_settings(settings)
         values["stop"] = tuple(as_texts(values["stop"] or ()))
         if values["eos_token_id"] is not FROM_CONFIG:
             values["eos_token_id"] = ids_in(values["eos_token_id"])
