@@ -60,15 +60,12 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and -(2**31) <= value < 2**31  # some write -1 for none
 
 
-def _is_id_or_ids(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_id, value))
-    return _is_id(value)
-
-
 SIZE = Rule(lambda value: type(value) is int and 0 < value < 2**31, "be a whole number above 0 and below 2^31")
 ID = Rule(_is_id, "be a token id of 32 bits")
-ID_OR_IDS = Rule(_is_id_or_ids, f"{ID.requirement}, or a list of them")
+ID_OR_IDS = Rule(
+    lambda value: all(map(_is_id, value if isinstance(value, tuple) else (value,))),
+    f"{ID.requirement}, or a list of them",
+)
 FRACTION = between(0, 1)
 AMOUNT = Rule(between(0, sys.float_info.max).accepts, "be a float, 0 or more")
 BOOLEAN = Rule(lambda value: isinstance(value, bool), "be true or false")
@@ -112,7 +109,11 @@ class GPT2Config:
         if isinstance(self.eos_token_id, list):  # as JSON gives it; a tuple keeps the config hashable
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
         for field in dataclasses.fields(self):
-            _check_field(field, getattr(self, field.name))
+            rule, value = field.metadata["rule"], getattr(self, field.name)
+            may_be_null = type(None) in get_args(field.type)
+            if not (rule.accepts(value) or (may_be_null and value is None)):
+                or_null = ", or null" if may_be_null else ""
+                raise ConfigError(f"{field.name} must {rule.requirement}{or_null}, got {value!r:.200}")
         for name in ("layer_norm_epsilon", "initializer_range"):
             object.__setattr__(self, name, float(getattr(self, name)))  # transformers takes no whole number here
         used = self.used_vocab_size
@@ -185,7 +186,14 @@ class GPT2Config:
         for name, value in fields.items():
             if value and OTHER_NETWORKS.fullmatch(name):
                 raise ConfigError(f"{name}={value!r:.200} is of another network than GPT-2; it must be null")
-        known = _without_aliases(fields)
+        known = {name: value for name, value in fields.items() if name not in _ALIASES}
+        for alias, name in _ALIASES.items():
+            if alias not in fields:
+                continue
+            value = known.setdefault(name, fields[alias])
+            if value != fields[alias] and alias != "n_ctx":  # transformers does not read n_ctx, which may contradict
+                both = f"{alias}={fields[alias]!r:.200} contradicts {name}={value!r:.200}"
+                raise ConfigError(f"{both}; they are one field")
         names = {field.name for field in dataclasses.fields(cls)}
         unknown = []
         for name in sorted(known.keys() - names - {"model_type"}):
@@ -212,36 +220,6 @@ class GPT2Config:
 @functools.cache  # once
 def _note_unread(names: tuple[str, ...]) -> None:
     logging.getLogger("minigpt").warning("config.json has fields that no GPT-2 reads: %s", listing(names))
-
-
-def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
-    """Check a value by the rule of its field.
-
-    Raises:
-        ConfigError: if it breaks the rule.
-    """
-    rule: Rule = field.metadata["rule"]
-    may_be_null = type(None) in get_args(field.type)
-    if rule.accepts(value) or (may_be_null and value is None):
-        return
-    or_null = ", or null" if may_be_null else ""
-    raise ConfigError(f"{field.name} must {rule.requirement}{or_null}, got {value!r:.200}")
-
-
-def _without_aliases(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config.json under one name each.
-
-    Raises:
-        ConfigError: if two names of one field have different values.
-    """
-    known = {name: value for name, value in fields.items() if name not in _ALIASES}
-    for alias, name in _ALIASES.items():
-        if alias not in fields:
-            continue
-        value = known.setdefault(name, fields[alias])
-        if value != fields[alias] and alias != "n_ctx":  # transformers does not read n_ctx, which may contradict
-            raise ConfigError(f"{alias}={fields[alias]!r:.200} contradicts {name}={value!r:.200}; they are one field")
-    return known
 
 
 def site_names(n_layer: int) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from minigpt import choices
-from minigpt.errors import CheckpointError, ConfigError, GenerationError
+from minigpt.errors import CheckpointError, ConfigError, GenerationError, NormError
 from minigpt.files import hash_file, hash_json, read_text
 
 if TYPE_CHECKING:
@@ -153,17 +153,16 @@ class Recipe:
             if values and value != field.default and field.name != "dtype":
                 choices.check_option(field.name, value, values)
         choices.check_quantize(self.quantize, self.arithmetic)
-        object.__setattr__(self, "dtype", _dtype_word(self.dtype))
+        dtype = None if self.dtype in (None, "auto") else str(self.dtype).removeprefix("torch.")
+        if dtype is not None:
+            choices.check_option("dtype", dtype, choices.DTYPE_NAMES)
+        object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "sites", tuple(choices.patterns_of(self.sites)))
         if self.memory is not None:
             choices.bytes_of(self.memory)
         choices.check_keep(self.keep)
         roles = [role for role in choices.KEEP if role in self.keep]
         object.__setattr__(self, "keep", tuple(roles))
-        self._check_norm()
-
-    def _check_norm(self) -> None:
-        """Check that no option is about a norm that is not swapped in, and that sites are named once."""
         if isinstance(self.norm, Mapping) and self.sites != ("*",):
             raise ConfigError("must not be given with a dict of norms, which names its sites", argument="sites")
         if self.norm is not None:
@@ -195,9 +194,7 @@ class Recipe:
         """
         from minigpt.checkpoint.contents import read_stable
         from minigpt.engine import quantize_int8
-        from minigpt.host import host_of
-        from minigpt.swap import fit_on_text
-        from minigpt.swap.fit import require_fitted
+        from minigpt.norms.frozen import needs_text
 
         self.check_fit()
         place = self.place()
@@ -217,10 +214,17 @@ class Recipe:
             model.generation_fields = content.generation_fields
         fits: dict[str, Explained] = {}
         if self.fit is not None and content.tokenizer is not None:
+            from minigpt.host import host_of
+            from minigpt.swap import fit_on_text
+
             prefix = host_of(model).prefix  # of a GPT-2 whose weights are elsewhere: its sites are named as ours
             for path, fit in fit_on_text(model, content.tokenizer, self.fit, sites).items():
                 fits[path.removeprefix(prefix)] = fit
-        require_fitted(model)
+        for path, module in model.named_modules():
+            if needs_text(module):
+                raise NormError(
+                    f"must name a text: the frozen norm at {path} takes its deviations from one", argument="fit"
+                )
         if self.quantize:
             model = quantize_int8(model)
         return Loaded(model, content.tokenizer, sites, fits)
@@ -230,13 +234,14 @@ class Recipe:
         from minigpt.checkpoint.pretrained import load_model
         from minigpt.device import resolve_device
         from minigpt.precision import resolve_dtype
-        from minigpt.swap import center_writers
 
         model = load_model(
             checkpoint, self.pairs(), attention=self.attention, arithmetic=self.arithmetic,
             device=resolve_device(self.wanted_device), dtype=resolve_dtype(self.dtype),
         )  # fmt: skip
         if self.center:
+            from minigpt.swap import center_writers
+
             center_writers(model)
         return model, self._put_norms(model, checkpoint)
 
@@ -245,6 +250,8 @@ class Recipe:
 
         A norm that the checkpoint already has at a site keeps its trained Parameters.
         """
+        if self.norm is None:
+            return []
         from minigpt import norms
         from minigpt.checkpoint.norms import sites_for
         from minigpt.norms.registry import is_same
@@ -447,19 +454,6 @@ def _read_files(files: "Files", *, with_weights: bool) -> Content:
     elif architecture is None:
         architecture = "gpt2"
     return Content(checkpoint, architecture, tokenizer, files.generation_fields())
-
-
-def _dtype_word(dtype: Any) -> str | None:
-    """Return the name of a dtype; None for the checkpoint's own.
-
-    Raises:
-        ConfigError: if it is none of ``DTYPE_NAMES``.
-    """
-    if dtype is None or dtype == "auto":
-        return None
-    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-    choices.check_option("dtype", name, choices.DTYPE_NAMES)
-    return name
 
 
 def _norm_word(norm: Any) -> str:

@@ -257,8 +257,10 @@ class Tokenizer:
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].content.encode()
-        token = self._token(token_id)
-        if token is None:
+        token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None and not 0 <= token_id < self.id_count:
+            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.id_count} ids")
+        if token is None:  # a gap in the vocabulary, which has no text in transformers either
             return b""
         if self._is_byte_level and all(character in _BYTE_OF for character in token):
             return bytes(_BYTE_OF[character] for character in token)
@@ -268,19 +270,6 @@ class Tokenizer:
             return bytes.fromhex(byte[1])
         before = self.backend.decode([self._anchor])
         return self.backend.decode([self._anchor, token_id]).removeprefix(before).encode()
-
-    def _token(self, token_id: int) -> str | None:
-        """Return the token of an id; None of a gap in the vocabulary, which has no text in transformers either.
-
-        Raises:
-            GenerationError: if the id is outside the vocabulary.
-        """
-        token = None
-        if 0 <= token_id < 2**32:
-            token = self.backend.id_to_token(token_id)
-        if token is None and not 0 <= token_id < self.id_count:
-            raise GenerationError(f"token id {token_id} is outside the tokenizer's vocabulary of {self.id_count} ids")
-        return token
 
     def _is_special(self, token_id: int) -> bool:
         return token_id in self._added and self._added[token_id].special
@@ -369,7 +358,11 @@ def _plain(folder: Path, fields: dict[str, Any], is_gpt2: bool) -> tokenizers.To
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     if is_gpt2 and not _is_gpt2s(backend, bool(fields.get("add_prefix_space"))):
         return None
-    for token in _named_tokens(fields):
+    tokens = [value for name, value in fields.items() if name.endswith("_token")]
+    for name in ("extra_special_tokens", "additional_special_tokens"):
+        tokens += fields.get(name) or ()
+    tokens += (fields.get("added_tokens_decoder") or {}).values()
+    for token in tokens:
         text = _content(token)
         if isinstance(text, str) and backend.token_to_id(text) is None:
             return None
@@ -388,15 +381,6 @@ def _is_gpt2s(backend: tokenizers.Tokenizer, add_prefix_space: bool) -> bool:
     made = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     states = [json.loads(part.__getstate__()) for part in (backend.pre_tokenizer, made)]
     return states[0] == states[1] and json.loads(backend.decoder.__getstate__())["type"] == "ByteLevel"
-
-
-def _named_tokens(fields: dict[str, Any]) -> list[Any]:
-    """Return the tokens that tokenizer_config.json names."""
-    tokens = [value for name, value in fields.items() if name.endswith("_token")]
-    tokens += fields.get("extra_special_tokens") or ()
-    tokens += fields.get("additional_special_tokens") or ()
-    tokens += (fields.get("added_tokens_decoder") or {}).values()
-    return tokens
 
 
 def _of_characters(file: Path) -> tokenizers.Tokenizer:

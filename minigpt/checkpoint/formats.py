@@ -113,9 +113,7 @@ class Format:
                 name = template.format(i=layer)
                 parts = [origin.transform(left.pop(source)) for source in sources]
                 tensors[name] = _joined(name, parts)
-        return self._with_zero_biases(tensors | left)
-
-    def _with_zero_biases(self, tensors: Tensors) -> Tensors:
+        tensors |= left
         if self.may_lack is None or any(map(self.may_lack.fullmatch, tensors)):
             return tensors
         biases: Tensors = {}

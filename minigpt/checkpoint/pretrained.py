@@ -1,7 +1,7 @@
 """Checkpoint -> model, and what the model is. Strict: every parameter is written exactly once, or none is."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from minigpt.model import GPT2
 from minigpt.norms.frozen import FrozenLayerNorm, as_calibration
 from minigpt.norms.record import record_of
 from minigpt.precision import dtype_name
-from minigpt.swap.sites import require_own_parameters
 
 
 def load_model(
@@ -48,9 +47,16 @@ def load_model(
     if arithmetic == "fast":
         accelerate(model)
     trained = put_norms(model, checkpoint, code)
-    give_dimensions(checkpoint.tensors, model, trained)
-    require_fitting(checkpoint.tensors, loadable(model, checkpoint), checkpoint.place)
-    _install(model, checkpoint.tensors, device, dtype or only_dtype(checkpoint.tensors, checkpoint.place))
+    tensors, needed = checkpoint.tensors, model.state_dict()
+    for name, tensor in tensors.items():
+        if name in needed and needed[name].shape == (1,) and tensor.ndim == 0:  # a norm that an earlier version saved
+            tensors[name] = tensor.view(1)
+    for path, part in model.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is None and f"{path}.{name}" in tensors:  # which a checkpoint may hold
+                needed[f"{path}.{name}"] = tensors[f"{path}.{name}"]
+    require_fitting(tensors, needed, checkpoint.place)
+    _install(model, tensors, device, dtype or only_dtype(tensors, checkpoint.place))
     for site in trained:
         model.get_submodule(site).to(device, model.wte.weight.dtype)  # buffers that are not in the checkpoint
     return model.eval()
@@ -89,25 +95,6 @@ def put_norms(model: GPT2, checkpoint: Checkpoint, code: Pairs) -> dict[str, nor
     return built
 
 
-def give_dimensions(tensors: dict[str, Tensor], model: GPT2, sites: Iterable[str]) -> None:
-    """Give numbers of norms that an earlier version saved without dimensions the shape (1,) that they have now."""
-    for site in sites:
-        for name, parameter in model.get_submodule(site).named_parameters(site):
-            if parameter.shape == (1,) and name in tensors and tensors[name].ndim == 0:
-                tensors[name] = tensors[name].view(1)
-
-
-def loadable(model: GPT2, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return what a checkpoint must hold for ``model``; it may hold buffers that are None until they are needed."""
-    needed = model.state_dict()
-    for path, part in model.named_modules():
-        for name, buffer in part._buffers.items():
-            full_name = f"{path}.{name}"
-            if buffer is None and full_name in checkpoint.tensors:
-                needed[full_name] = checkpoint.tensors[full_name]
-    return needed
-
-
 def load_norms(
     model: GPT2, source: str | Path, *, revision: str | None = None, local_files_only: bool = False
 ) -> list[str]:
@@ -121,6 +108,8 @@ def load_norms(
         ConfigError: if the model is not a GPT2.
         NormError: if a norm's weight is computed from others, as by pruning, or the model has no values.
     """
+    from minigpt.swap.sites import require_own_parameters
+
     check_gpt2(model)
     check_weights(model, "load into", NormError)
     for site, norm in model.norm_modules().items():

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +57,14 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
     """
     source_tensors, trainer_fields = content or files.tensors()
     form, tensors = converted(source_tensors, files.place)
-    fields, origin = _config_fields(files, trainer_fields)
-    _require_floating(fields, files.place)
+    fields, origin = files.config, files.folder / CONFIG  # which goes before the config that a trainer's file carries
+    if fields is None:
+        fields, origin = trainer_fields, files.place
+    if fields is None:
+        where = " in its folder" if files.place.is_file() else ""
+        raise CheckpointError(f"{files.place} has no {CONFIG}{where}")
+    if method := fields.get("quantization_config"):
+        raise quantized(files.place, method.get("quant_method") if isinstance(method, dict) else method)
     _warn_of_other_dtype(fields, tensors, files.place)
     plain_fields, norms = split_norms(fields)
     try:
@@ -69,8 +74,13 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
     _require_enough_values(config, tensors, files.place)
     used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
     config = dataclasses.replace(config, used_vocab_size=used if 0 < used < config.vocab_size else None)
-    if config.tie_word_embeddings:
-        _drop_tied_head(tensors)
+    if config.tie_word_embeddings and "lm_head.weight" in tensors:
+        head = tensors.pop("lm_head.weight")  # which safetensors' save_model may have kept in place of the embedding
+        if not same_values(head, tensors.setdefault("wte.weight", head)):
+            raise CheckpointError(
+                "lm_head.weight differs from wte.weight, but the config ties them; "
+                'a config.json with "tie_word_embeddings": false in its folder uses both'
+            )
     if not norms:
         tensors = _with_identity_norms(config, tensors, files.place)
     eps = config.layer_norm_epsilon
@@ -78,36 +88,6 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
         tensors, norms = unscaled(tensors, eps), PLAIN_FORM
         config = dataclasses.replace(config, layer_norm_epsilon=GPT2Config.layer_norm_epsilon)
     return Checkpoint(files.place, form, config, tensors, norms)
-
-
-def _config_fields(files: Files, trainer_fields: Mapping[str, Any] | None) -> tuple[dict[str, Any], Path]:
-    """Return the fields of the config, and the file that they are in.
-
-    A config.json goes before the config that a trainer's file carries.
-
-    Raises:
-        CheckpointError: if there is neither.
-    """
-    if files.config is not None:
-        return files.config, files.folder / CONFIG
-    if trainer_fields is not None:
-        return dict(trainer_fields), files.place
-    where = " in its folder" if files.place.is_file() else ""
-    raise CheckpointError(f"{files.place} has no {CONFIG}{where}")
-
-
-def _require_floating(fields: Mapping[str, Any], place: Path) -> None:
-    """Check that a config does not say that its weights are quantized.
-
-    Raises:
-        CheckpointError: if it does.
-    """
-    method = fields.get("quantization_config")
-    if not method:
-        return
-    if isinstance(method, dict):
-        method = method.get("quant_method")
-    raise quantized(place, method)
 
 
 def _warn_of_other_dtype(fields: Mapping[str, Any], tensors: Tensors, place: Path) -> None:
@@ -132,24 +112,6 @@ def _require_enough_values(config: GPT2Config, tensors: Tensors, place: Path) ->
     values = sum(tensor.numel() for tensor in tensors.values())
     if needed > 2 * values:
         raise CheckpointError(f"{place} holds {values:,} values, and its config needs {needed:,}")
-
-
-def _drop_tied_head(tensors: Tensors) -> None:
-    """Remove the head that a config ties to the embedding; it is the embedding if it stands alone.
-
-    ``safetensors.torch.save_model`` keeps one of two tied names, and transformers reads that.
-
-    Raises:
-        CheckpointError: if it has other values.
-    """
-    if "lm_head.weight" not in tensors:
-        return
-    head = tensors.pop("lm_head.weight")
-    if not same_values(head, tensors.setdefault("wte.weight", head)):
-        raise CheckpointError(
-            "lm_head.weight differs from wte.weight, but the config ties them; "
-            'a config.json with "tie_word_embeddings": false in its folder uses both'
-        )
 
 
 def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:

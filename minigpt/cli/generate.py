@@ -4,12 +4,13 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.cli.options import Json, OutFile, option_name, parse_draft, refuse_if
-from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input, stdout_to_stderr
+from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value, is_int
 
@@ -126,7 +127,7 @@ def _show_text(model: "GPT2", tokenizer: "Tokenizer", prompt: str, settings: Gen
         first = next(pieces, "")  # an error of the model comes before any output
     PULSE.stop()
     output = sys.stdout
-    with stdout_to_stderr():
+    with redirect_stdout(sys.stderr):
         for piece in chain([prompt + first], pieces):
             shown = for_terminal(piece) if output.isatty() else piece
             print(shown, end="", flush=True, file=output)

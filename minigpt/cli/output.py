@@ -145,11 +145,6 @@ def read_standard_input() -> str:
         raise MiniGPTError(not_utf8("standard input", error)) from error
 
 
-def stdout_to_stderr() -> redirect_stdout[Any]:
-    """Print to standard error in the block: standard output is for the result, and a user's norm may print."""
-    return redirect_stdout(sys.stderr)
-
-
 class Pulse:
     """Lines on standard error that show that a command goes on, for a pipe, which has no bar.
 
@@ -200,7 +195,7 @@ def progress() -> Iterator[Callable[[str, float], None]]:
     columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with stdout_to_stderr(), bar:
+    with redirect_stdout(sys.stderr), bar:  # standard output is for the result, and a user's norm may print
         task = bar.add_task("starting", total=1.0)
 
         def say(step: str, done: float) -> None:

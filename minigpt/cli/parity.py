@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minigpt.cli.engines import parse_engine
 from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import progress, show
 from minigpt.errors import MiniGPTError
@@ -102,7 +101,11 @@ def parity(
     if compare:
         _compare(reports or [], json_file, html)
         return
-    of_engine = None if engine is None else parse_engine(engine, engine_option or [])
+    of_engine = None
+    if engine is not None:
+        from minigpt.cli.engines import parse_engine
+
+        of_engine = parse_engine(engine, engine_option or [])
     searches: dict[str, Any] = dict(sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect)
     with progress() as say:
         with uncollected():

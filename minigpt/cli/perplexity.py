@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,26 +16,6 @@ from minigpt.errors import CheckpointError, GenerationError
 if TYPE_CHECKING:
     from minigpt.judge.perplexity import Perplexity
     from minigpt.recipe import Recipe
-
-
-class NamedText(NamedTuple):
-    """A text, and its name in messages."""
-
-    name: str
-    content: str
-
-
-class NamedPerplexity(NamedTuple):
-    """The perplexity of a text."""
-
-    name: str
-    perplexity: "Perplexity"
-
-    def fields(self) -> dict[str, Any]:
-        """Return what JSON shows of it."""
-        fields = {"text": self.name} | dataclasses.asdict(self.perplexity)
-        del fields["rows"]
-        return fields
 
 
 def perplexity(
@@ -63,10 +43,10 @@ def perplexity(
     from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import mean_perplexities, measure, named_texts
 
-    results: list[NamedPerplexity] = []
+    results: list[tuple[str, Perplexity]] = []
     with progress() as say:
         say(f"reading {text[0]}", 0)
-        texts = [NamedText(name, content) for file in text for name, content in named_texts(file)]
+        texts = [named for file in text for named in named_texts(file)]
         if not texts:
             raise GenerationError(f"{text[0]} has no text")
         say(f"reading {recipe.source}", 0)
@@ -76,7 +56,7 @@ def perplexity(
 
         def within(words: str, share: float) -> None:
             done = len(results)
-            say(f"{texts[done].name}: {words}", (done + share) / len(texts))
+            say(f"{texts[done][0]}: {words}", (done + share) / len(texts))
 
         for name, content in texts:
             within("turning the text into tokens", 0)
@@ -85,17 +65,21 @@ def perplexity(
                 raise GenerationError(
                     f"the perplexity of {name} is {result.perplexity}, since the logits are not finite, or too large"
                 )
-            results.append(NamedPerplexity(name, result))
+            results.append((name, result))
     norms = described_norms(model)
     by = f"by {recipe.source} with {norms}"
     fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
-    rows = [result.fields() for result in results]
-    if len(results) == 1 and results[0].name == str(text[0]):
+    rows = []
+    for name, result in results:
+        row = {"text": name} | dataclasses.asdict(result)
+        del row["rows"]
+        rows.append(row)
+    if len(results) == 1 and results[0][0] == str(text[0]):
         ((name, result),) = results
         summary: RenderableType = f"{result.perplexity:.6g}  perplexity of {name} {by}\n{result.protocol}"
         fields |= rows[0]
     else:
-        means = mean_perplexities([result.perplexity for result in results])
+        means = mean_perplexities([result for _, result in results])
         summary = Group(
             _table(results),
             f"{means['perplexity']:.6g}  perplexity of the {means['scored']:,} tokens {by}",
@@ -106,7 +90,7 @@ def perplexity(
     show(summary, fields, STDOUT if json else None)
 
 
-def _table(results: list[NamedPerplexity]) -> Table:
+def _table(results: "list[tuple[str, Perplexity]]") -> Table:
     table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
     for name, result in results:
         table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")

@@ -94,17 +94,13 @@ def biases(most: float) -> Rule:
     return Rule(lambda value: isinstance(value, Mapping) and all(map(accepts, value.items())), span)
 
 
-def is_heat(value: Any) -> bool:
-    if not is_number(value):
-        return False
-    return value == 0 or 1e-30 <= value <= LARGEST
-
-
 FROM_CONFIG: Any = "the checkpoint's"  # the default of eos_token_id and pad_token_id; None means no such id
 FLAG = Rule(lambda value: isinstance(value, bool), "be True or False")
 NUMBER = between(-LARGEST, LARGEST)
 PROBABILITY = Rule(lambda value: is_number(value) and 0 < value <= 1, "be within (0, 1]")
-HEAT = Rule(is_heat, "be 0, or within [1e-30, 1e+30]")
+HEAT = Rule(
+    lambda value: is_number(value) and (value == 0 or 1e-30 <= value <= LARGEST), "be 0, or within [1e-30, 1e+30]"
+)
 IDS = Rule(lambda value: is_list(value, is_id), "be a list of ids")
 PADDING = Rule(lambda value: value is FROM_CONFIG or is_id(value), "be an id")
 SEED = Rule(lambda value: is_int(value) and -(2**63) <= value < 2**63, "be within [-2^63, 2^63)")

@@ -136,7 +136,7 @@ def find(name: object) -> tuple[NormInfo, str] | None:
     if not isinstance(name, str):
         return None
     base, colon, number = name.partition(":")
-    info = available().get(base)
+    info = _REGISTRY.get(base) or available().get(base)
     if info is None:
         return None
     if colon and info.parameter is None:

@@ -20,7 +20,7 @@ from minigpt.inputs import check_context, check_ids, check_known
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm, plain_norm
-from minigpt.norms.frozen import FrozenLayerNorm, needs_text
+from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 from minigpt.offload import plain_copy, require_unsharded
 from minigpt.swap.sites import build_like, host_with_norms, match_sites, originals, require_own_parameters, share
@@ -253,19 +253,6 @@ def _fit_parameters(trial: nn.Module, x: Tensor, target: Tensor, name: str) -> N
     best = _least_squares(affine, _bare(trial, x), target)
     for role, value in best.items():
         affine[role].copy_(value)
-
-
-def require_fitted(model: nn.Module) -> None:
-    """Check that every frozen norm has deviations to divide by.
-
-    Raises:
-        NormError: the message says how it gets them.
-    """
-    for path, module in model.named_modules():
-        if needs_text(module):
-            raise NormError(
-                f"must name a text: the frozen norm at {path} takes its deviations from one", argument="fit"
-            )
 
 
 def r_squared(output: Float[Tensor, "batch seq *row"], target: Float[Tensor, "batch seq *row"]) -> float:
