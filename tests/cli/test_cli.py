@@ -674,14 +674,12 @@ def test_what_cannot_be_written_is_an_error_before_the_work(
 def test_every_command_that_writes_is_among_them() -> None:
     for name in COMMANDS:
         module = import_module(f"minigpt.cli.{name}")
-        functions = [module.generate, module.norms] if name == "bench" else [getattr(module, name)]
-        for function in functions:
-            path = f"bench {function.__name__}" if name == "bench" else name
-            for parameter in inspect.signature(function).parameters.values():
-                if "Path" in str(parameter.annotation) and parameter.name not in READ:
-                    spelled = "--json" if parameter.name == "json_file" else f"--{parameter.name.replace('_', '-')}"
-                    ends = (f" {spelled}", " FOLDER" if name == "convert" else spelled)
-                    assert any(words.startswith(path) and words.endswith(ends) for words in WRITES), (path, spelled)
+        function = module.generate if name == "bench" else getattr(module, name)
+        for parameter in inspect.signature(function).parameters.values():
+            if "Path" in str(parameter.annotation) and parameter.name not in READ:
+                spelled = "--json" if parameter.name == "json_file" else f"--{parameter.name.replace('_', '-')}"
+                ends = (f" {spelled}", " FOLDER" if name == "convert" else spelled)
+                assert any(words.startswith(name) and words.endswith(ends) for words in WRITES), (name, spelled)
 
 
 @pytest.mark.thorough
