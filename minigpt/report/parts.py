@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from minigpt.files import finite
+from minigpt.precision import DTYPES, HALVES
 from minigpt.report.charts import Maps, depth_charts
 from minigpt.report.fields import (
     MOST_NOISE,
@@ -302,6 +303,13 @@ def _beginnings(report: ParityReport) -> str:
 def _gradients(report: ParityReport, gradients: Sequence[GradientError]) -> Part:
     rows = _named_rows(GradientError, "parameter", gradients)
     sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
+    sites = {site.site for site in report.norm_sites}
+    of_shifts = [row.noise for row in gradients if row.parameter.removesuffix(".bias") in sites]
+    if of_shifts and report.device == "cpu" and DTYPES[report.dtype] in HALVES:
+        sentence += (
+            f" On a CPU PyTorch's LayerNorm adds the gradients of scale and shift in {report.dtype}, so transformers' "
+            f"own error has what that loses: shifts are off by up to {max(of_shifts):.2g} of their size."
+        )
     return Part("gradients", "Gradients", sentence, ("gradient of", *titles(GradientError)), rows, FEW_ROWS)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
+from minigpt.report.parts import parts_of
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 9, 30], [3, 60, 1]]
 
@@ -94,6 +95,18 @@ def test_gradients_are_those_of_transformers(original: minigpt.Original, folder:
         torch.testing.assert_close(original.truth.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)
         noise = ((noisy[name].double() - gradient).norm() / gradient.norm()).item()
         assert original.truth.floor.gradients[name] == pytest.approx(noise, rel=0.2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_floor_of_half_precision_says_what_pytorch_loses(dtype: str, folder: Path) -> None:
+    asked = {"prompts": PROMPTS, "max_new_tokens": 4, "gradients": True, "device": "cpu"}
+    report = minigpt.Original(folder, dtype=dtype, **asked).judge(norm="textbook")
+    assert report.passed, report.reasons
+    (part,) = [part for part in parts_of(report) if part.name == "gradients"]
+    shifts = [row.noise for row in report.gradients if re.search(r"ln_\w+\.bias$", row.parameter)]
+    largest = max(shifts)
+    says = "LayerNorm adds the gradients of scale and shift in bfloat16, so transformers' own error has what that loses"
+    assert (f"{says}: shifts are off by up to {largest:.2g} of" in part.about) == (dtype == "bfloat16")
 
 
 def test_an_original_without_them_says_so(folder: Path) -> None:

@@ -23,7 +23,9 @@ def test_a_finding_has_its_form(file: Path) -> None:
     assert re.search(r"^# Seen[:,] ", head[1], re.MULTILINE), "it says what is seen"
     assert os.access(file, os.X_OK)
     assert "mktemp -d" in text
-    (packages,) = re.findall(r"pip\S* install --quiet (.*)", text)
-    assert all("==" in package for package in packages.split() if not package.startswith("-")), packages
+    installs = re.findall(r"pip\S* install --quiet (.*)", text)
+    packages = [word for install in installs for word in install.split() if not word.startswith("-")]
+    assert packages
+    assert all("==" in package for package in packages), packages
     assert "minigpt" not in text
     assert "assert " in text
