@@ -50,10 +50,13 @@ OF_LAYER_NORM = {  # plants that are right in an RMSNorm, or that make it a Laye
 NAMES_OF_RMS_NORM = {  # a LayerNorm still subtracts a mean, and rounds once
     "ConstantDeviation": ("each value is computed by itself",),
     "ReciprocalRounded": tuple(f"{narrow}: 1 / sqrt(mean square) is rounded" for narrow in sabotages.NARROW),
+    "ReciprocalInHalf": (f"{sabotages.OF_INPUT}1 / sqrt(mean square) is rounded to bfloat16",),
     "StatisticsOfTheInput": tuple(f"{narrow}: the mean square is rounded" for narrow in sabotages.NARROW),
 }
 AT = {  # where the name of a fault does not say at which dtypes alone it shows
     "SummedInHalf": {"bfloat16", "float16"},
+    "ReciprocalInHalf": {*DTYPES},
+    "RowInHalf": {*DTYPES},
     "ReturnsFloat32": {"bfloat16", "float16"},
     "flax": {"bfloat16", "float16"},
     "overwrites 1": {"bfloat16", "float16"},
