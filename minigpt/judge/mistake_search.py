@@ -377,13 +377,25 @@ class MistakeSearch:
         return prediction.known >= LIMITS.known * self.right.known
 
     def _ratio(self, prediction: Prediction) -> float:
-        """Return the distance over the noise floor, which is the mistaken network's own where that is larger."""
+        """Return the distance over the noise floor, which is the mistaken network's own where that is larger.
+
+        What multiplies the logits multiplies their noise.
+        """
         floor = self.noise.least
+        if prediction.mistakes and all(mistake.is_outside for mistake in prediction.mistakes):
+            floor *= max(1.0, self._multiple(prediction))
         if prediction.distance > MOST_NOISE * floor and self._falls(prediction) >= LIMITS.own_noise:
             if prediction.mistakes not in self.own_noises:
                 self.own_noises[prediction.mistakes] = self.network.noise(prediction.mistakes, self.texts)
             floor = max(floor, self.own_noises[prediction.mistakes])
         return prediction.distance / floor
+
+    def _multiple(self, prediction: Prediction) -> float:
+        """Return the multiple of the true logits that is nearest to the predicted ones, without each row's mean."""
+        sums = Sums()
+        for text, logits in zip(self.texts, prediction.logits, strict=True):
+            sums.add(centred(logits), centred(text.truth))
+        return abs(sums.share)
 
     def _falls(self, prediction: Prediction) -> float:
         """Return by which factor the error falls with the mistake."""

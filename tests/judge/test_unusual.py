@@ -180,3 +180,11 @@ def test_modules_of_torch_export_are_judged_by_their_logits(as_modules: bool, or
     assert not any(site.propagated_error > 1e-5 for site in report.norm_sites)
     assert not report.notes
     assert [part.training for part in exported.modules()] == modes
+
+
+@pytest.mark.parametrize(("name", "factor"), [("granite", 8.0), ("llama", 8.0), ("llama", -0.05)])
+def test_a_factor_of_the_logits_is_named(name: str, factor: float, original: Any) -> None:
+    """It multiplies the noise of the logits too. Granite's config has one, which a port may forget."""
+    model, truth = original(name)
+    report = truth.judge(lambda ids: factor * model(ids).logits, diagnose=True)
+    assert [found.mistake for found in report.diagnosis] == ["logits multiplied by a constant"]
