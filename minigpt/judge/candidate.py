@@ -6,7 +6,6 @@ T tokens, V vocabulary, C embedding.
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from minigpt.host import host_of, is_compiled, probe_norm
 from minigpt.judge.checkpoint_facts import require_room
 from minigpt.judge.file_runner import EngineRunner, FileRunner
 from minigpt.judge.reference import tensors_of
-from minigpt.judge.runners import FunctionRunner, ModuleRunner, OurRunner, Runner
+from minigpt.judge.runners import FunctionRunner, ModuleRunner, Naming, OurRunner, Runner
 from minigpt.judge.truth import Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
@@ -147,12 +146,12 @@ def candidate_of_recipe(truth: Truth, recipe: Recipe) -> Candidate:
         require_room(str(recipe.source), size, free_memory(truth.facts.device), why_whole)
     opened = recipe.load(any_architecture=True, offload=truth.facts.offload and why_whole is None)
     fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
-    candidate = candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None)
+    reasons: list[str] = []
     if not is_own_source(truth, recipe):
-        candidate.claim.notes += note_on_left_out(opened.model)
+        reasons += note_on_left_out(opened.model)
     if why_whole is not None:
-        candidate.claim.notes.append(f"{recipe.source} is in memory as a whole, since {why_whole}.")
-    return candidate
+        reasons.append(f"{recipe.source} is in memory as a whole, since {why_whole}.")
+    return candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None, reasons)
 
 
 def candidate_of_file(truth: Truth, file: Path) -> Candidate:
@@ -174,6 +173,7 @@ def candidate_of_model(
     recipe: Recipe | None = None,
     swapped: Sequence[str] = (),
     fits: list[SiteFit] | None = None,
+    reasons: Sequence[str] = (),
 ) -> Candidate:
     """Return a model of minigpt or of transformers, whose norms can be swapped back one by one, as a candidate.
 
@@ -181,74 +181,50 @@ def candidate_of_model(
         recipe: how it was opened; None for a model that the caller holds.
         swapped: the sites that have the recipe's norm; of a model that the caller holds, all count.
         fits: how well each fitted norm explains the one that it replaces.
+        reasons: what a reader should know of how it was opened.
 
     Raises:
         ConfigError: if it has another shape than the original.
     """
-    claim = claim_of_model(truth, model, recipe, swapped)
-    claim.fits = fits
-    foreign = foreign_norm(model)
-
-    def naming_norm() -> AbstractContextManager[None]:
-        if foreign is None:
-            return contextlib.nullcontext()
-        return naming(foreign, f"{claim.name} with {claim.norm}")
-
+    name, sites, is_same = "the model", ("*",), True
+    if recipe is not None:
+        is_same = is_own_source(truth, recipe)
+        name, sites = (truth.facts.source if is_same else str(recipe.source)), tuple(recipe.sites)
+    require_shape(truth, name, Shape.of(model.config))
+    attention = getattr(model, "attention", None) or model.config._attn_implementation
+    host = host_of(model)
+    norms = host.norms()
+    swapped = list(swapped)
+    if norms and not swapped:
+        swapped = [path.removeprefix(host.prefix) for path in match_sites(model, sites)]
+    new = {site: norms[site] for site in swapped}
+    norm = norm_title(recipe, [*new.values()]) or OWN_NORM
+    naming_norm: Naming = contextlib.nullcontext
+    for inner in map(inner_norm, norms.values()):
+        if not is_ours(type(inner)):
+            naming_norm = partial(naming, inner, f"{name} with {norm}")
+            break
     kind = OurRunner if isinstance(model, GPT2) else ModuleRunner
     runner: ModuleRunner = kind(model, truth.facts, naming_norm)
     if recipe is not None and not isinstance(model, GPT2):
         runner.together = True  # as the original was read
-    claim.notes = [*notes_on_module(truth, runner), *claim.notes]
-    return Candidate(runner, claim, model, model, recipe)
-
-
-def foreign_norm(model: nn.Module) -> nn.Module | None:
-    """Return the first norm of a model that is somebody else's class; None if there is none."""
-    for module in host_of(model).norms().values():
-        norm = inner_norm(module)
-        if not is_ours(type(norm)):
-            return norm
-    return None
-
-
-def claim_of_model(truth: Truth, model: Any, recipe: Recipe | None, swapped: Sequence[str]) -> Claim:
-    """Return what a model claims to be, whose norms can be swapped back one by one."""
-    name, is_same = "the model", True
-    if recipe is not None:
-        is_same = is_own_source(truth, recipe)
-        name = truth.facts.source if is_same else str(recipe.source)
-    require_shape(truth, name, Shape.of(model.config))
-    host = host_of(model)
-    norms = host.norms()
-    sites = ("*",) if recipe is None else tuple(recipe.sites)
-    swapped = list(swapped)
-    if norms and not swapped:
-        swapped = [path.removeprefix(host.prefix) for path in match_sites(model, sites)]
-    norm = norm_title(recipe, [norms[site] for site in swapped]) or OWN_NORM
-    difference = first_difference(truth, model, recipe, norm, {site: norms[site] for site in swapped})
+    difference = first_difference(truth, model, recipe, norm, new)
+    quantize, center = getattr(model, "quantize", None), recipe is not None and recipe.center
     claim = Claim(
         name,
         norm,
         sites,
         swapped,
-        quantize=getattr(model, "quantize", None),
-        center=recipe is not None and recipe.center,
+        fits,
+        quantize,
+        center,
         is_exact=is_same and difference is None,
-        attention=getattr(model, "attention", None) or model.config._attn_implementation,
+        attention=attention,
         difference=difference,
-        changes=changes_of([norms[site] for site in swapped]),
+        notes=[*notes_on_module(truth, runner), *notes_on_norms(new, quantize, center), *reasons],
+        changes=changes_of([*new.values()]),
     )
-    of_norms: set[str] = set()
-    for site in swapped:
-        of_norms.update(notes(norms[site]))
-    claim.notes = sorted(of_norms)
-    if claim.quantize is not None:
-        claim.notes.append(f"The weights that multiply are {claim.quantize}, with a scale for each 64 inputs.")
-    if claim.center:
-        claim.notes.append(
-            "The model was folded and centred first, so a norm's input and output are not the original's."
-        )
-    return claim
+    return Candidate(runner, claim, model, model, recipe)
 
 
 def is_own_source(truth: Truth, recipe: Recipe) -> bool:
@@ -330,6 +306,16 @@ def notes_on_module(truth: Truth, runner: ModuleRunner) -> list[str]:
     if runner.prefix is None:
         return sentences
     return [*sentences, *notes_on_rounding(truth, runner), *notes_on_casts(truth, runner)]
+
+
+def notes_on_norms(norms: Mapping[str, nn.Module], quantize: str | None, center: bool) -> list[str]:
+    """Return sentences on the norms that were swapped in, and on the weights around them."""
+    sentences = sorted({sentence for norm in norms.values() for sentence in notes(norm)})
+    if quantize is not None:
+        sentences.append(f"The weights that multiply are {quantize}, with a scale for each 64 inputs.")
+    if center:
+        sentences.append("The model was folded and centred first, so a norm's input and output are not the original's.")
+    return sentences
 
 
 def notes_on_rounding(truth: Truth, runner: ModuleRunner) -> list[str]:

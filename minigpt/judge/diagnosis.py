@@ -14,6 +14,7 @@ from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.evidence import Network, Sums, Text
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import mistakes_of
+from minigpt.judge.precision import first_of
 from minigpt.judge.reading import Sample
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
@@ -41,7 +42,8 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
     say("opening the network in float64")
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
-    texts = texts_of(truth, runner, weights)
+    shortest = sorted(truth.prompts, key=lambda sample: len(sample.ids))
+    texts = [text_of(truth, runner, sample) for sample in first_of(shortest, weights, MOST_WORK)]
     check_network(truth, network, texts[0])
 
     def longer() -> list[Text]:
@@ -78,18 +80,6 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
         return our_network(truth, truth.facts.dtype)
 
     return Network(model, run, truth.facts.shape.n_positions, hidden, rounded)
-
-
-def texts_of(truth: Truth, runner: Runner, weights: int) -> list[Text]:
-    """Return what the candidate computes of the prompts, the shortest first, as far as there is time for them."""
-    prompts = sorted(truth.prompts, key=lambda sample: len(sample.ids))
-    texts, tokens = list[Text](), 0
-    for sample in prompts:
-        tokens += len(sample.ids)
-        if texts and tokens * weights > MOST_WORK:
-            break
-        texts.append(text_of(truth, runner, sample))
-    return texts
 
 
 def text_of(truth: Truth, runner: Runner, sample: Sample) -> Text:

@@ -5,8 +5,7 @@ T tokens, V vocabulary, C embedding.
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-from torch import Tensor
+from typing import NamedTuple
 
 from minigpt.judge.measured import Measures
 from minigpt.judge.measures import (
@@ -66,53 +65,61 @@ def text_error(measures: Measures, truth: Truth) -> fields.TextError | None:
     """Return the error of the windows' logits, and the first window and position where they are off."""
     if not truth.windows:
         return None
-    meter = measures.windows
+    meter, floor = measures.windows, truth.floor
+    off = first_off(meter, [max(window.rms, floor.longer.rms) for window in floor.windows], floor.position)
+    position = None
+    if off is not None:
+        sample = truth.windows[off.number]
+        row = sample.compared.start + off.row
+        position = fields.PositionOff(off.number, row, sample.start + row, off.error, floor.position, off.ratio)
     return fields.TextError(
         file=truth.text_file,
         tokens=len(meter.column("kl")),
         windows=len(truth.windows),
         window=truth.facts.shape.window,
-        logits=against_noise_floor(meter.distance, meter.without_shift, truth.floor.longer),
-        first_off=first_window_off(meter, truth),
+        logits=against_noise_floor(meter.distance, meter.without_shift, floor.longer),
+        first_off=position,
     )
-
-
-def first_window_off(meter: LogitsMeter, truth: Truth) -> fields.PositionOff | None:
-    """Return the first window whose logits are off, and the first position there."""
-    least, noise = truth.floor.longer.rms, truth.floor.position
-    for number, (sample, distance) in enumerate(zip(truth.windows, meter.distances, strict=True)):
-        floor = max(truth.floor.windows[number].rms, least)
-        ratio = noise_ratio(distance.rms, floor, distance.scale)
-        if not ratio <= MOST_NOISE:  # written so that NaN is off
-            errors = meter.columns[number]["error"]
-            row = first_over(errors, MOST_NOISE * noise)
-            position = sample.compared.start + row
-            return fields.PositionOff(number, position, sample.start + position, float(errors[row]), noise, ratio)
-    return None
 
 
 def first_prompt_off(meter: LogitsMeter, truth: Truth) -> fields.PromptOff | None:
     """Return the first prompt whose logits are off, the first position there, and how many prompts are off."""
-    floor, noise = truth.floor.prompts, truth.floor.position
+    floor, texts = truth.floor, len(meter.distances)
+    off = first_off(meter, [floor.prompts.rms] * texts, floor.position)
+    if off is None:
+        return None
+    return fields.PromptOff(off.number, off.row, off.error, floor.position, off.ratio, off.texts, texts)
+
+
+class FirstOff(NamedTuple):
+    """The first text whose logits are off, the first row there and its error, and how many texts are off."""
+
+    number: int
+    ratio: float
+    row: int
+    error: float
+    texts: int
+
+
+def first_off(meter: LogitsMeter, floors: Sequence[float], noise: float) -> FirstOff | None:
+    """Return where the logits of texts are off first; None if they are not.
+
+    Args:
+        floors: the RMS error of transformers on each text.
+        noise: its largest RMS error at a position. If no position is off, the row is that of the largest error.
+    """
     off: list[tuple[int, float]] = []
-    for number, distance in enumerate(meter.distances):
-        ratio = noise_ratio(distance.rms, floor.rms, distance.scale)
+    for number, (distance, floor) in enumerate(zip(meter.distances, floors, strict=True)):
+        ratio = noise_ratio(distance.rms, floor, distance.scale)
         if not ratio <= MOST_NOISE:  # written so that NaN is off
             off.append((number, ratio))
     if not off:
         return None
     number, ratio = off[0]
     errors = meter.columns[number]["error"]
-    position = first_over(errors, MOST_NOISE * noise)
-    return fields.PromptOff(number, position, float(errors[position]), noise, ratio, len(off), len(meter.distances))
-
-
-def first_over(errors: Tensor, limit: float) -> int:
-    """Return the first position (T) whose error is over a limit or NaN; if there is none, that of the largest."""
-    for position, error in enumerate(errors.tolist()):
-        if not error <= limit:
-            return position
-    return int(errors.argmax())
+    is_off = ~(errors <= MOST_NOISE * noise)
+    row = int(is_off.long().argmax() if is_off.any() else errors.argmax())
+    return FirstOff(number, ratio, row, float(errors[row]), len(off))
 
 
 def stored_logits(measures: Measures, truth: Truth) -> fields.StoredLogits | None:
@@ -146,8 +153,12 @@ def along_the_longest(measures: Measures, truth: Truth) -> fields.TextDivergence
 # Greedy decoding, perplexity
 
 
-def greedy(chosen: Sequence[Sequence[int]], truth: Truth) -> fields.Greedy:
-    """Compare what a candidate chooses, given the tokens before, with what transformers wrote."""
+def greedy(chosen: Sequence[Sequence[int]], truth: Truth, writer: Runner | None = None) -> fields.Greedy:
+    """Compare what a candidate chooses, given the tokens before, with what transformers wrote.
+
+    Args:
+        writer: writes the text where the two part, which is shown beside transformers'.
+    """
     compared, partings = 0, list[fields.Divergence]()
     noise = 2 * truth.floor.prompts.largest  # can swap two logits this close: each may be off by the floor's maximum
     for number, (prompt, tokens) in enumerate(zip(truth.prompts, chosen, strict=True)):
@@ -163,10 +174,21 @@ def greedy(chosen: Sequence[Sequence[int]], truth: Truth) -> fields.Greedy:
                 number, first, tokens[first], prompt.written[first], margin, noise, within_noise=margin <= noise
             )
         )
-    for parting in partings:
-        if not parting.within_noise:
-            return fields.Greedy(compared, parting)
-    return fields.Greedy(compared, partings[0] if partings else None)
+    if not partings:
+        return fields.Greedy(compared, None)
+    parting = next((parting for parting in partings if not parting.within_noise), partings[0])
+    if writer is not None:
+        prompt = truth.prompts[parting.prompt]
+        new = [*prompt.written[: parting.token], parting.candidate_id]
+        for sample, _ in writer.write([prompt.prompt], len(prompt.written), truth.facts.shape.eos_token_ids):
+            new = sample.written
+        parting = replace(
+            parting,
+            prompt_text=truth.text(prompt.prompt),
+            candidate_text=truth.text(new),
+            reference_text=truth.text(prompt.written),
+        )
+    return fields.Greedy(compared, parting)
 
 
 def first_different(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
@@ -175,24 +197,6 @@ def first_different(tokens: Sequence[int], expected: Sequence[int]) -> int | Non
         if token != right:
             return number
     return None
-
-
-def with_texts(greedy: fields.Greedy, runner: Runner, truth: Truth) -> fields.Greedy:
-    """Return a comparison with the texts that the candidate and transformers write where they part, if they do."""
-    parting = greedy.first_divergence
-    if parting is None:
-        return greedy
-    prompt = truth.prompts[parting.prompt]
-    new = [*prompt.written[: parting.token], parting.candidate_id]
-    for sample, _ in runner.write([prompt.prompt], len(prompt.written), truth.facts.shape.eos_token_ids):
-        new = sample.written
-    parting = replace(
-        parting,
-        prompt_text=truth.text(prompt.prompt),
-        candidate_text=truth.text(new),
-        reference_text=truth.text(prompt.written),
-    )
-    return replace(greedy, first_divergence=parting)
 
 
 def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.PerplexityChange | None:
@@ -217,6 +221,26 @@ def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.P
         entropy=sum(row.entropy for row in losses) / scored,
         rows=[[row.tokens, row.loss] for row in losses],
     )
+
+
+# Texts
+
+
+def bitwise(truth: Truth) -> fields.Bitwise | None:
+    """Return whether our reference arithmetic has transformers' bits; None of another architecture."""
+    error = truth.bitwise_error
+    return fields.Bitwise(error.largest == 0, error.largest) if error.count else None
+
+
+def coverage(truth: Truth) -> fields.Coverage:
+    """Return what the texts reach."""
+    shape = truth.facts.shape
+    tokens: set[int] = set()
+    longest = 0
+    for sample in truth.samples:
+        tokens.update(sample.ids)
+        longest = max(longest, len(sample.ids))
+    return fields.Coverage(longest, shape.n_positions, len(tokens), shape.vocab_size)
 
 
 # Norms and blocks

@@ -4,7 +4,7 @@ T tokens, V vocabulary, C embedding.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
 from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.rules import decide
+from minigpt.judge.runners import Runner
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
 from minigpt.judge.truth import Truth
 from minigpt.norms.registry import require_on
@@ -79,13 +80,23 @@ class Judgement:
             ConfigError: if there is a search, and the candidate's norms cannot be swapped back.
         """
         if searches.first is None:
-            return self._figures(self.claim.swapped)
+            return self._all_figures(self.claim.swapped)
         if self.candidate.model is None:
             raise ConfigError(
                 "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=searches.first
             )
         with Search(self.truth, self.candidate, searches.file) as search:
             return self._searched(search, searches)
+
+    def _all_figures(self, sites: list[str]) -> ParityFigures:
+        """Return the figures of everything that is asked for, with the norm in question at some sites."""
+        self.say("comparing logits and norms")
+        measures = self._measure()
+        measures.gradients = self._measure_gradients()
+        require_on(self.claim.norm, self.truth.facts.device)
+        if self.truth.text_file:
+            self.say(f"perplexity of {self.truth.text_file}")
+        return self._figures(measures, sites, writer=self.runner)
 
     def _searched(self, search: Search, searches: Searches) -> ParityFigures:
         swapped = self.claim.swapped
@@ -99,7 +110,7 @@ class Judgement:
             sites = self._allowed(search.swap, [step.site for step in removal.steps])
             removal = replace(removal, allowed=len(sites))
         with search.swap.only(sites):
-            figures = self._figures(sites)
+            figures = self._all_figures(sites)
         fits = figures.fit
         if fits is not None and sites != swapped:
             fits = [search.swap.fits[site] for site in sites]
@@ -124,65 +135,76 @@ class Judgement:
     def _fails(self, swap: SiteSwap, sites: list[str]) -> bool:
         """Return whether the verdict is a fail with the norm at these of its sites only."""
         with swap.only(sites):
-            figures = self._of_logits(self._measure_logits(), sites)
+            figures = self._figures(self._measure(places=False), sites)
         return not decide(figures, self.limits).passed
 
-    def _measure_logits(self) -> Measures:
-        """Measure what the candidate computes of each text, but for norms and blocks."""
-        truth = self.truth
-        measures = Measures(truth.facts.dtype)
-        readings = self.runner.read(truth.samples, places=False)
-        measure(measures, truth.prompts, truth.windows, readings, truth.logits_alone())
-        self._measure_decoding(measures)
-        return measures
+    def _measure(self, *, places: bool = True) -> Measures:
+        """Measure what the candidate computes of each text.
 
-    def _measure(self) -> Measures:
-        """Measure what the candidate computes of each text; of the prompts, norms and blocks too."""
-        truth = self.truth
-        measures = Measures(truth.facts.dtype)
-        inputs = [truth.exact[prompt].inputs for prompt in truth.prompts]
-        prompts = self.runner.read_with_norms(truth.prompts, inputs)
-        windows = self.runner.read(truth.windows, places=False)
-        readings = self.say.each(itertools.chain(prompts, windows), len(truth.samples))
-        measure(measures, truth.prompts, truth.windows, readings, truth.whole_readings(), truth.norms)
-        self._measure_decoding(measures)
-        return measures
-
-    def _measure_decoding(self, measures: Measures) -> None:
-        """Measure what the candidate computes token by token.
+        Args:
+            places: whether to measure norms and blocks of the prompts too.
 
         Raises:
             NormError: if logits or outputs are NaN because of a norm that was swapped in.
         """
-        truth, claim = self.truth, self.claim
+        truth, claim, runner = self.truth, self.claim, self.runner
+        inputs = [truth.exact[prompt].inputs if places else {} for prompt in truth.prompts]
+        prompts = runner.read_with_norms(truth.prompts, inputs, places=places)
+        readings = itertools.chain(prompts, runner.read(truth.windows, places=False))
+        if places:
+            readings = self.say.each(readings, len(truth.samples))
+        true_readings = truth.readings(places=places)
+        measures = measure(truth.facts.dtype, truth.prompts, truth.windows, readings, true_readings, truth.norms)
         if measures.first_nan and self.candidate.model is not None:  # of another program it is a result
             raise NormError(
                 f"with {claim.norm} {measures.first_nan} of {claim.name} are NaN, so their error cannot be measured"
             )
         new = [len(prompt.written) for prompt in truth.prompts]
-        decoded = self.runner.decode(truth.prompts, new) if any(new) else []
+        decoded = runner.decode(truth.prompts, new) if any(new) else []
         if decoded:
             measures.add_decoded(truth.prompts, decoded, [truth.logits(prompt) for prompt in truth.prompts])
+        return measures
 
-    def _of_logits(self, measures: Measures, sites: list[str]) -> ParityFigures:
-        """Return the figures of logits alone.
+    def _measure_gradients(self) -> dict[str, float] | None:
+        """Return the relative error of each Parameter's gradient; None if the candidate gives none."""
+        if not self.has_gradients:
+            return None
+        self.say("comparing gradients")
+        gradients = self.runner.gradients(self.truth.gradient_texts)
+        if gradients is None:
+            return None
+        return relative_errors(gradients, self.truth.gradients or {})
+
+    def _figures(self, measures: Measures, sites: list[str], writer: Runner | None = None) -> ParityFigures:
+        """Return the figures of measures.
 
         Args:
             sites: those that hold the norm in question now.
+            writer: continues the prompt where the candidate parts from transformers; None if nobody reads its text.
         """
-        truth, claim = self.truth, self.claim
+        truth, claim, facts = self.truth, self.claim, self.truth.facts
         losses = None
         if truth.text_file is not None:
             losses = self.runner.window_losses(truth.text_ids)
+        shown = list(claim.sites)
+        if len(sites) < len(claim.swapped):  # a search has left some out
+            shown = [site for site in facts.sites if site in sites]
+        rows = None
+        if measures.gradients is not None:
+            rows = gradient_rows(measures.gradients, truth.floor.gradients)
+        places = Places(measures, truth)
+        notes = [*facts.notes, *claim.notes]
+        if truth.why_random is not None:
+            notes.append(f"The texts are random ids, since {truth.why_random}.")
         return ParityFigures(
             model=claim.name,
-            against=None if claim.name == truth.facts.source else truth.facts.source,
+            against=None if claim.name == facts.source else facts.source,
             norm=claim.norm,
-            against_norm=truth.facts.norm,
-            sites=self._shown_sites(sites),
-            device=str(truth.facts.device),
-            dtype=dtype_name(truth.facts.dtype),
-            attention=claim.attention or truth.facts.attention,
+            against_norm=facts.norm,
+            sites=shown,
+            device=str(facts.device),
+            dtype=dtype_name(facts.dtype),
+            attention=claim.attention or facts.attention,
             quantize=claim.quantize,
             center=claim.center,
             difference=claim.difference,
@@ -190,65 +212,27 @@ class Judgement:
             versions=truth.versions,
             prompts=truth.described,
             built_in=truth.described == BUILT_IN,
-            bitwise=bitwise_of(truth),
+            bitwise=figures_of.bitwise(truth),
             logits=figures_of.logits_error(measures, truth),
             distribution=figures_of.distribution(measures, truth),
-            greedy=figures_of.greedy(measures.chosen, truth),
+            greedy=figures_of.greedy(measures.chosen, truth, writer),
             decoding=figures_of.decoding_error(measures, truth),
             text=figures_of.text_error(measures, truth),
             perplexity=figures_of.perplexity_change(losses, truth),
             prompt_off=figures_of.first_prompt_off(measures.prompts, truth),
             stored=figures_of.stored_logits(measures, truth),
-            coverage=coverage_of(truth),
-            nan=measures.nan,
-            fit=claim.fits,
-        )
-
-    def _figures(self, sites: list[str]) -> ParityFigures:
-        """Return the figures of everything that is asked for.
-
-        Args:
-            sites: those that hold the norm in question now.
-        """
-        truth = self.truth
-        self.say("comparing logits and norms")
-        measures = self._measure()
-        if truth.text_file:
-            self.say(f"perplexity of {truth.text_file}")
-        figures = self._of_logits(measures, sites)
-        greedy = figures_of.with_texts(figures.greedy, self.runner, truth)
-        if self.has_gradients:
-            self.say("comparing gradients")
-            gradients = self.runner.gradients(truth.gradient_texts)
-            if gradients is not None:
-                measures.gradients = relative_errors(gradients, truth.gradients or {})
-        require_on(self.claim.norm, truth.facts.device)
-        places = Places(measures, truth)
-        rows = None
-        if measures.gradients is not None:
-            rows = gradient_rows(measures.gradients, truth.floor.gradients)
-        notes = [*truth.facts.notes, *self.claim.notes]
-        if truth.why_random is not None:
-            notes.append(f"The texts are random ids, since {truth.why_random}.")
-        notes += places.notes()
-        return replace(
-            figures,
-            greedy=greedy,
             norm_sites=places.sites(sites),
             blocks=places.blocks(),
-            new_errors=places.grown() if self.claim.adds_errors else [],
+            new_errors=places.grown() if claim.adds_errors else [],
             every_place=places.is_complete,
             tokens=figures_of.along_the_longest(measures, truth),
+            coverage=figures_of.coverage(truth),
+            nan=measures.nan,
             gradients=rows,
+            fit=claim.fits,
             missing=self._missing(measures),
-            notes=notes,
+            notes=[*notes, *places.notes()],
         )
-
-    def _shown_sites(self, sites: Sequence[str]) -> list[str]:
-        """Return the sites as the report names them: patterns, or single sites if a search has left some out."""
-        if len(sites) == len(self.claim.swapped):
-            return list(self.claim.sites)
-        return [site for site in self.truth.facts.sites if site in sites]
 
     def _missing(self, measures: Measures) -> list[fields.Unjudged]:
         """Return the parts that the candidate does not give."""
@@ -260,20 +244,3 @@ class Judgement:
             fields.Unjudged.GRADIENTS: self.has_gradients and measures.gradients is None,
         }
         return [part for part, is_lacking in lacking.items() if is_lacking]
-
-
-def bitwise_of(truth: Truth) -> fields.Bitwise | None:
-    """Return whether our reference arithmetic has transformers' bits; None of another architecture."""
-    error = truth.bitwise_error
-    if not error.count:
-        return None
-    return fields.Bitwise(error.largest == 0, error.largest)
-
-
-def coverage_of(truth: Truth) -> fields.Coverage:
-    """Return what the texts reach."""
-    tokens: set[int] = set()
-    for sample in truth.samples:
-        tokens.update(sample.ids)
-    longest = max(len(sample.ids) for sample in truth.samples)
-    return fields.Coverage(longest, truth.facts.shape.n_positions, len(tokens), truth.facts.shape.vocab_size)

@@ -53,11 +53,20 @@ class Measures:
         self.nan: NotANumber | None = None
         self.first_nan = ""
 
-    def add_prompt(self, sample: Sample, reading: Reading, exact: Reading, norms: Mapping[str, TrueNorm]) -> None:
-        """Count a prompt: its logits, and its norms and blocks, as far as these were read."""
+    def add(
+        self, sample: Sample, reading: Reading, exact: Reading, norms: Mapping[str, TrueNorm], *, is_prompt: bool
+    ) -> None:
+        """Count a text: its logits; of a prompt its norms and blocks too, as far as these were read."""
         self._look_for_nan(sample, reading, exact)
+        meter, stored = (self.windows, self.stored_windows)
+        if is_prompt:
+            meter, stored = (self.prompts, self.stored_prompts)
+        if not self.is_floor:
+            stored.add(reading.logits, exact.logits)
+        meter.add(exact.logits, reading.logits, sample.targets(exact.logits.device), sample.counted)
+        if not is_prompt:
+            return
         self.chosen.append(reading.logits[sample.before_new].argmax(-1).tolist())
-        self._add_logits(self.prompts, self.stored_prompts, sample, reading, exact)
         if not reading.outputs or not exact.outputs:
             return
         self.read.append(sample)
@@ -73,11 +82,6 @@ class Measures:
                 x = rounded_as(reading, site, exact.inputs[site])
                 self.alone.setdefault(site, RowDistance()).add(output, norms[site](x[0]))
 
-    def add_window(self, sample: Sample, reading: Reading, exact: Reading) -> None:
-        """Count the logits of a window."""
-        self._look_for_nan(sample, reading, exact)
-        self._add_logits(self.windows, self.stored_windows, sample, reading, exact)
-
     def add_decoded(self, prompts: Sequence[Sample], decoded: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
         """Count the logits of what was written after each prompt, read token by token.
 
@@ -90,13 +94,6 @@ class Measures:
             self.chosen.append(logits.argmax(-1).tolist())
             if len(logits):
                 self.decoded.add(true[sample.before_new], logits)
-
-    def _add_logits(
-        self, meter: LogitsMeter, stored: Stored[Distance], sample: Sample, reading: Reading, exact: Reading
-    ) -> None:
-        if not self.is_floor:
-            stored.add(reading.logits, exact.logits)
-        meter.add(exact.logits, reading.logits, sample.targets(exact.logits.device), sample.counted)
 
     def _look_for_nan(self, sample: Sample, reading: Reading, exact: Reading) -> None:
         """Keep where the first NaN is. What transformers computes has been checked."""
@@ -115,26 +112,27 @@ class Measures:
 
 
 def measure(
-    measures: Measures,
+    dtype: torch.dtype,
     prompts: Sequence[Sample],
     windows: Sequence[Sample],
     readings: Iterable[Reading],
     exact: Iterable[Reading],
     norms: Mapping[str, TrueNorm] | None = None,
-) -> None:
-    """Count readings of prompts and windows in measures, against the exact ones.
+    *,
+    is_floor: bool = False,
+) -> Measures:
+    """Return the measures of readings against the exact ones.
 
     Args:
+        dtype, is_floor: as ``Measures`` takes them.
         readings, exact: of the prompts, then of the windows. Each may be read as it is counted.
         norms: the original's, for norms that were read by themselves.
     """
-    pairs = zip(readings, exact, strict=True)
-    for sample in prompts:
-        reading, true = next(pairs)
-        measures.add_prompt(sample, reading, true, norms or {})
-    for sample in windows:
-        reading, true = next(pairs)
-        measures.add_window(sample, reading, true)
+    measures = Measures(dtype, is_floor=is_floor)
+    texts = zip([*prompts, *windows], readings, exact, strict=True)
+    for number, (sample, reading, true) in enumerate(texts):
+        measures.add(sample, reading, true, norms or {}, is_prompt=number < len(prompts))
+    return measures
 
 
 @dataclass

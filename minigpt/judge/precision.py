@@ -47,7 +47,8 @@ def read_in_other_dtypes(
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
             with open_in(other) as reference, products_in(other, facts.device):
-                readings = [*reference.read(first_of(prompts, facts.weights), places=False)]
+                readings = [*reference.read(first_of(prompts, facts.weights, WORK), places=False)]
+            del reference  # before the next one is opened
             logits[dtype_name(other)] = [reading.logits for reading in readings]
     return logits
 
@@ -59,12 +60,12 @@ def products_in(dtype: torch.dtype, device: torch.device) -> AbstractContextMana
     return contextlib.nullcontext()
 
 
-def first_of(prompts: Sequence[Sample], weights: int) -> list[Sample]:
-    """Return the first prompts: as many as are read quickly, and one at least."""
+def first_of(prompts: Sequence[Sample], weights: int, work: float) -> list[Sample]:
+    """Return the first prompts: one at least, and as many as take ``work``, weights times tokens."""
     first, tokens = list[Sample](), 0
     for prompt in prompts:
         tokens += len(prompt.ids)
-        if first and tokens * weights > WORK:
+        if first and tokens * weights > work:
             break
         first.append(prompt)
     return first

@@ -3,10 +3,9 @@
 T tokens, V vocabulary, C embedding.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.kept import KeptReadings
-from minigpt.judge.measured import Floor, Measures, measure
+from minigpt.judge.measured import Floor, measure
 from minigpt.judge.measures import Distance
 from minigpt.judge.own_code import require_own_code
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
@@ -89,17 +88,16 @@ def _read(
         bitwise, losses = _read_ours(facts, texts, prompts, rounded.readings)
     else:
         say("transformers in other dtypes")
-        other_dtypes = read_in_other_dtypes(partial(_opened_in, facts), facts, prompts)
+        other_dtypes = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, prompts)
     say("transformers in float64")
     reference = Reference(facts, torch.float64)
     norms: dict[str, TrueNorm] = {}
     for site, norm in reference.host.norms().items():
         norms[site] = TrueNorm.of(norm, reference.host.site_of(norm))
     kept = KeptReadings(facts.offload, facts.device)
-    measures = Measures(facts.dtype, is_floor=True)
     exact = _kept(reference, facts, prompts, texts.windows, rounded.readings, kept)
     exact = say.each(exact, len(rounded.readings))
-    measure(measures, prompts, texts.windows, rounded.readings, exact)
+    measures = measure(facts.dtype, prompts, texts.windows, rounded.readings, exact, is_floor=True)
     measures.add_decoded(prompts, rounded.decoded, [kept[prompt].logits for prompt in prompts])
     true_gradients = None
     if rounded.gradients is not None:
@@ -126,12 +124,6 @@ def _read(
         precisions=precisions,
         gradients=true_gradients,
     )
-
-
-@contextlib.contextmanager
-def _opened_in(facts: CheckpointFacts, compute: torch.dtype) -> Iterator[Reference]:
-    """Open another architecture than GPT-2 in a dtype for the block."""
-    yield Reference(facts, compute)
 
 
 def _read_rounded(
@@ -220,8 +212,8 @@ def _read_ours(
         How far its logits of the prompts are from transformers', and its losses.
     """
     ours = OurRunner(facts.in_our_arithmetic(facts.attention), facts)
-    measures = Measures(facts.dtype, is_floor=True)
-    measure(measures, prompts, [], ours.read(prompts, places=False), readings[: len(prompts)])
+    read = ours.read(prompts, places=False)
+    measures = measure(facts.dtype, prompts, [], read, readings[: len(prompts)], is_floor=True)
     return measures.prompts.distance, _losses(ours, facts, texts.file_ids)
 
 

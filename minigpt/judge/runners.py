@@ -67,9 +67,11 @@ class Runner:
         (reading,) = self.read([sample], places=False)
         return reading.logits
 
-    def read_with_norms(self, samples: Iterable[Sample], true_inputs: Iterable[Outputs]) -> Iterator[Reading]:
+    def read_with_norms(
+        self, samples: Iterable[Sample], true_inputs: Iterable[Outputs], *, places: bool = True
+    ) -> Iterator[Reading]:
         """Yield what it computes of each text. Each norm is also read by itself, with its true input there."""
-        for reading, inputs in zip(self.read(samples), true_inputs, strict=True):
+        for reading, inputs in zip(self.read(samples, places=places), true_inputs, strict=True):
             alone: dict[str, Tensor] = {}
             for site, x in inputs.items():
                 if site not in reading.outputs:
@@ -139,7 +141,11 @@ class Runner:
         texts: list[tuple[Sample, Tensor]] = []
         decoded = self.decode([Sample.whole(prompt) for prompt in prompts], new)
         for prompt, logits in zip(prompts, decoded, strict=bool(decoded)):
-            written = until_end(self.likeliest(logits), ends)
+            written = self.likeliest(logits)
+            for place, token in enumerate(written):
+                if token in ends:
+                    del written[place + 1 :]
+                    break
             texts.append((Sample.whole(prompt + written, len(prompt)), logits[: len(written)].clone()))
         return texts
 
@@ -167,14 +173,6 @@ def batches(sizes: list[tuple[int, int]], most: int = BATCH) -> Iterator[tuple[i
             continue
         for start in range(0, len(numbers), most):
             yield new, numbers[start : start + most]
-
-
-def until_end(new: list[int], ends: Sequence[int]) -> list[int]:
-    """Return the new tokens of a row up to the first that ends it."""
-    for i, token in enumerate(new):
-        if token in ends:
-            return new[: i + 1]
-    return new
 
 
 class FunctionRunner(Runner):

@@ -97,13 +97,12 @@ class Truth:
                 outputs[site] = self.norms[site](x)
         return outputs | dict(reading.outputs)
 
-    def whole_readings(self) -> Iterator[Reading]:
-        """Yield what is true of each text, with the outputs of norms."""
+    def readings(self, *, places: bool) -> Iterator[Reading]:
+        """Yield what is true of each text.
+
+        Args:
+            places: whether to compute the outputs of norms too.
+        """
         for sample in self.samples:
             reading = self.exact[sample]
-            yield Reading(reading.logits, self.true_outputs(sample), reading.inputs)
-
-    def logits_alone(self) -> Iterator[Reading]:
-        """Yield the true logits of each text."""
-        for sample in self.samples:
-            yield Reading(self.logits(sample))
+            yield Reading(reading.logits, self.true_outputs(sample) if places else {}, reading.inputs)
