@@ -12,7 +12,7 @@ from minigpt.files import finite, write_atomically
 from minigpt.report.fields import Causes, ParityFigures, Verdict, has_norm, outcome_of
 from minigpt.report.from_json import from_json
 
-FORMER = ("speed",)  # fields of reports of older versions
+NO_FIELDS = ("passed", "speed")  # of a report: what follows from its fields, and what older versions wrote
 
 
 def read_reports(reports: Sequence[Any]) -> list["ParityReport"]:
@@ -58,15 +58,15 @@ class ParityReport(Causes, Verdict, ParityFigures):
             MiniGPTError: if it is not a parity report of this version.
         """
         try:
-            return from_json(cls, {name: value for name, value in dict(fields).items() if name not in FORMER})
+            return from_json(cls, {name: value for name, value in dict(fields).items() if name not in NO_FIELDS})
         except (TypeError, ValueError) as error:
             raise MiniGPTError(
                 "it is not a parity report of this version; write one with minigpt parity --json FILE"
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report in JSON's own types; a number that is not finite is null."""
-        return finite(dataclasses.asdict(self))
+        """Return the report in JSON's own types, with ``passed``; a number that is not finite is null."""
+        return finite(dataclasses.asdict(self)) | {"passed": self.passed}
 
     def to_html(self, path: str | Path) -> None:
         """Write the report as one self-contained page."""
