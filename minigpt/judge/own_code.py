@@ -21,7 +21,7 @@ CALLED = {  # packages whose functions transformers' own files call
     "natten", "numpy", "scipy", "timm", "torchaudio", "torchvision", "triton", "xlstm",
 }  # fmt: skip
 GENERAL = {"torch.nn.modules.module", "transformers.modeling_utils"}  # of classes that are bases of every model
-CALLS = ("__call__", "forward")
+CALL_METHODS = ("__call__", "forward")
 
 
 def require_own_code(model: Any) -> None:
@@ -83,7 +83,7 @@ class _Search:
             self.follow(f"the class of {path}", kind)
             is_general = kind.__module__ in GENERAL or not issubclass(kind, nn.Module)
             for name, method in vars(kind).items():
-                if self._is_own(kind.__module__) and (name in CALLS or not is_general):
+                if self._is_own(kind.__module__) and (name in CALL_METHODS or not is_general):
                     self.look_at(kind.__module__, f"{kind.__qualname__}.{name}", method)
 
     def look_at(self, module: str, name: str, thing: Any) -> None:

@@ -16,7 +16,7 @@ from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
 # Like the demo's training text, but not from it, so the model is unsure and a change shows. Any GPT-2 can read them.
-PROMPTS = (
+BUILT_IN_PROMPTS = (
     "Once upon a time there was a young gardener named Tom, who found a silver coin in the forest. His sister laughed.",
     "The old shepherd gave the lantern to the gardener, and the gardener gave it to Mara.",
     "Then Mara came to Tom.",
@@ -25,7 +25,7 @@ PROMPTS = (
 PEOPLE = ("Tom", "Mara", "the old shepherd", "the young gardener", "his sister", "the miller")
 DEEDS = ("gave the lantern to", "found the silver coin before", "laughed at", "went into the forest with", "waited for")
 
-BUILT_IN = f"{len(PROMPTS)} built-in texts"
+BUILT_IN = f"{len(BUILT_IN_PROMPTS)} built-in texts"
 MOST_LONG = 1024  # tokens of the built-in text that fills the context
 MOST_LONG_WORK = 2e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
 MOST_WALK_WORK = 4e9  # the same for a walk over a whole vocabulary
@@ -134,7 +134,7 @@ def choose_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
 def default_prompts(place: Path, config: Shape) -> Chosen:
     """Return the built-in texts, or random ids if the model cannot read those."""
     try:
-        chosen = choose_prompts(place, PROMPTS, config)
+        chosen = choose_prompts(place, BUILT_IN_PROMPTS, config)
         tokenizer = cast("Tokenizer", chosen.tokenizer)
         prose = tokenizer.encode(long_text())
         return chosen._replace(described=BUILT_IN, prose=prose)

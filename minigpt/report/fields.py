@@ -536,6 +536,16 @@ class Causes:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportFields(Causes, Verdict, ParityFigures):
+    """The fields of a report: its figures, the verdict and the causes."""
+
+    @property
+    def outcome(self) -> str:
+        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
+        return outcome_of(self, self)
+
+
 def outcome_of(figures: ParityFigures, verdict: Verdict) -> str:
     """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
     if verdict.passed:

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 
-from minigpt.report.fields import has_norm, perplexities, population, text_file
+from minigpt.report.fields import ReportFields, has_norm, perplexities, population, text_file
 from minigpt.report.numerals import percent, precise, times
-from minigpt.report.parity_report import ParityReport
 from minigpt.report.parts import Cell, Number, Part, cell
 from minigpt.report.sentences import ABOUT_BUILT_IN, BY_PARITY, pair
 
 MOST_REASONS = 6  # below the table of many reports
 
 
-def tables_of(reports: Sequence[ParityReport]) -> list[Part]:
+def tables_of(reports: Sequence[ReportFields]) -> list[Part]:
     """Return a table with a row for each report: a table for each text that they were measured on."""
-    tables: dict[str, list[ParityReport]] = {}
+    tables: dict[str, list[ReportFields]] = {}
     for report in reports:
         tables.setdefault(population(report), []).append(report)
     overviews = []
@@ -22,7 +21,7 @@ def tables_of(reports: Sequence[ParityReport]) -> list[Part]:
     return overviews
 
 
-def _overview(name: str, tokens: str, reports: Sequence[ParityReport]) -> Part:
+def _overview(name: str, tokens: str, reports: Sequence[ReportFields]) -> Part:
     models = models_of(reports)
     is_one_model = len(models) == 1
     rows = []
@@ -41,13 +40,13 @@ def _overview(name: str, tokens: str, reports: Sequence[ParityReport]) -> Part:
     return Part(name, "All verdicts", about, heads, [list(row.values()) for row in rows])
 
 
-def models_of(reports: Sequence[ParityReport]) -> list[str]:
+def models_of(reports: Sequence[ReportFields]) -> list[str]:
     """Return the models of reports, each once."""
     models = dict.fromkeys(report.model for report in reports)
     return list(models)
 
 
-def outcomes_of(reports: Sequence[ParityReport]) -> str:
+def outcomes_of(reports: Sequence[ReportFields]) -> str:
     """Count the verdicts: "3 PASS, 1 FAIL"."""
     counts = dict.fromkeys(BY_PARITY, 0)
     for report in reports:
@@ -55,7 +54,7 @@ def outcomes_of(reports: Sequence[ParityReport]) -> str:
     return ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
 
 
-def _verdict_row(report: ParityReport) -> dict[str, Cell]:
+def _verdict_row(report: ReportFields) -> dict[str, Cell]:
     """Return the cells of a report by their heads."""
     row: dict[str, Cell] = {"verdict": report.outcome, "model": report.model, "norm": report.norm, "sites": ""}
     if has_norm(report):
@@ -70,7 +69,7 @@ def _verdict_row(report: ParityReport) -> dict[str, Cell]:
     return row
 
 
-def _agreement(report: ParityReport) -> str:
+def _agreement(report: ReportFields) -> str:
     """Return the token at which the greedy text differs from the original's, in words."""
     parting = report.greedy.first_divergence
     if parting is None:
@@ -78,14 +77,14 @@ def _agreement(report: ParityReport) -> str:
     return f"differs at {parting.token}"
 
 
-def _ratio(report: ParityReport) -> float:
+def _ratio(report: ReportFields) -> float:
     """Return the error over the noise floor, of the text file if there is one."""
     if report.text is None or text_file(report) is None:
         return report.logits.ratio
     return report.text.logits.ratio
 
 
-def notes_on(reports: Sequence[ParityReport]) -> list[str]:
+def notes_on(reports: Sequence[ReportFields]) -> list[str]:
     """Return what goes with a table of reports: notes, the first reason of each FAIL, and the sites that break it."""
     texts = []
     lines = []

@@ -9,9 +9,8 @@ from markupsafe import Markup
 
 from minigpt.errors import listing
 from minigpt.report import charts, overview, sentences
-from minigpt.report.fields import MOST_NOISE
+from minigpt.report.fields import MOST_NOISE, ReportFields
 from minigpt.report.numerals import brief
-from minigpt.report.parity_report import ParityReport
 from minigpt.report.parts import KeyFigure, Number, Part, parts_of
 
 _SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
@@ -50,7 +49,7 @@ class Sheet(NamedTuple):
     summary: str = ""
 
 
-def report_page(*reports: ParityReport) -> str:
+def report_page(*reports: ReportFields) -> str:
     """Return an HTML page with these reports, which needs no network and no script.
 
     Args:
@@ -69,7 +68,7 @@ def report_page(*reports: ParityReport) -> str:
     return render(f"{heading}: {models}", [first, *sheets])
 
 
-def _sheet(report: ParityReport) -> Sheet:
+def _sheet(report: ReportFields) -> Sheet:
     return Sheet(
         sentences.heading(report),
         parts_of(report),

@@ -9,7 +9,7 @@ from typing import Any
 
 from minigpt.errors import MiniGPTError
 from minigpt.files import finite, write_atomically
-from minigpt.report.fields import Causes, ParityFigures, Verdict, has_norm, outcome_of
+from minigpt.report.fields import Causes, ParityFigures, ReportFields, Verdict, has_norm
 from minigpt.report.from_json import from_json
 
 NO_FIELDS = ("passed", "speed")  # of a report: what follows from its fields, and what older versions wrote
@@ -31,7 +31,7 @@ def read_reports(reports: Sequence[Any]) -> list["ParityReport"]:
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
-class ParityReport(Causes, Verdict, ParityFigures):
+class ParityReport(ReportFields):
     """Is the candidate still the same model as the original, as transformers computes it?
 
     It has the fields of the figures, of the verdict and of its causes, which ``minigpt.report.fields`` describes, and
@@ -44,11 +44,6 @@ class ParityReport(Causes, Verdict, ParityFigures):
         fields: dict[str, Any] = vars(figures) | vars(verdict) | vars(causes)
         fields["notes"] = [*figures.notes, *verdict.notes, *causes.notes]
         return cls(**fields)
-
-    @property
-    def outcome(self) -> str:
-        """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-        return outcome_of(self, self)
 
     @classmethod
     def from_dict(cls, fields: Any) -> "ParityReport":

@@ -27,6 +27,7 @@ from minigpt.report.fields import (
     PromptOff,
     Removal,
     RemovalStep,
+    ReportFields,
     SiteChange,
     SiteFit,
     TextDivergence,
@@ -40,7 +41,6 @@ from minigpt.report.fields import (
     unit,
 )
 from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, uncertain
-from minigpt.report.parity_report import ParityReport
 
 FEW_ROWS = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
@@ -105,7 +105,7 @@ class Part(NamedTuple):
         return [(self.rows[:MOST_OPEN], ""), (rest, f"The other {len(rest)}")]
 
 
-def parts_of(report: ParityReport) -> list[Part]:
+def parts_of(report: ReportFields) -> list[Part]:
     """Return the parts that a report has something for, the most important first."""
     central = {"logits": _logits, "distribution": _distribution}
     if report.outcome == "DIFFERENT":
@@ -162,7 +162,7 @@ def _named_rows(kind: type, name: str, members: Sequence[Any]) -> list[list[Cell
     return rows
 
 
-def _budget(report: ParityReport, budget: Sequence[BudgetLine]) -> Part:
+def _budget(report: ReportFields, budget: Sequence[BudgetLine]) -> Part:
     rows: list[list[Cell]] = []
     for line in budget:
         form = partial(format_limit, line.quantity)
@@ -172,13 +172,13 @@ def _budget(report: ParityReport, budget: Sequence[BudgetLine]) -> Part:
     return Part("budget", "Budget", sentence, ("quantity", "limit", "measured", "on", ""), rows)
 
 
-def _diagnosis(report: ParityReport, diagnosis: Sequence[Diagnosed]) -> Part:
+def _diagnosis(report: ReportFields, diagnosis: Sequence[Diagnosed]) -> Part:
     rows = _named_rows(Diagnosed, "mistake", diagnosis)
     sentence = "These are put into the original in float64, one on top of the other; the noise floor remains."
     return Part("diagnosis", "What is wrong", sentence, ("mistake", *titles(Diagnosed)), rows)
 
 
-def _logits(report: ParityReport, logits: LogitsError) -> Part:
+def _logits(report: ReportFields, logits: LogitsError) -> Part:
     errors = {"whole prompts": logits}
     if report.decoding is not None:
         errors["token by token"] = report.decoding
@@ -194,7 +194,7 @@ def _logits(report: ParityReport, logits: LogitsError) -> Part:
     return Part("logits", "Logits", sentence, ("", *titles(LogitsError)), rows)
 
 
-def _distribution(report: ParityReport, measured: Distribution) -> Part:
+def _distribution(report: ReportFields, measured: Distribution) -> Part:
     rows = _measured_rows(Distribution, measured)
     worst = measured.worst
     of_what = unit(report)
@@ -206,14 +206,14 @@ def _distribution(report: ParityReport, measured: Distribution) -> Part:
     return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
 
 
-def _perplexity(report: ParityReport, text: PerplexityChange) -> Part:
+def _perplexity(report: ReportFields, text: PerplexityChange) -> Part:
     rows = _measured_rows(PerplexityChange, text)
     rows.append(("change of perplexity", change(text.reference, text.candidate)))
     about = f"Of the whole of {text.file}, in windows that overlap."
     return Part("perplexity", "Perplexity", about, ("", "this model"), rows, brief=4)
 
 
-def _greedy(report: ParityReport, greedy: Greedy) -> Part:
+def _greedy(report: ReportFields, greedy: Greedy) -> Part:
     rows = [("tokens compared", cell(greedy, "tokens_compared", count))]
     parting = greedy.first_divergence
     if parting is None:
@@ -225,7 +225,7 @@ def _greedy(report: ParityReport, greedy: Greedy) -> Part:
     return Part("greedy", "Greedy decoding", sentence, ("", "there"), rows)
 
 
-def _sites(report: ParityReport, sites: Sequence[NormSiteError]) -> Part:
+def _sites(report: ReportFields, sites: Sequence[NormSiteError]) -> Part:
     """Norms and blocks where an error begins come first."""
     ordered: list[NormSiteError] = []
     if not report.center:  # else what goes in and out is not the original's
@@ -258,7 +258,7 @@ def _by_growth(ordered: list[NormSiteError]) -> list[NormSiteError]:
     return sorted(ordered, key=lambda place: -growth[place.site])
 
 
-def _place_row(report: ParityReport, place: NormSiteError) -> list[Cell]:
+def _place_row(report: ReportFields, place: NormSiteError) -> list[Cell]:
     row: list[Cell] = [place.site, *cells(NormSiteError, _known(place))]
     if has_norm(report):
         is_block = any(place.site == block.block for block in report.blocks)
@@ -291,7 +291,7 @@ def _drawn(place: NormSiteError) -> dict[str, Any]:
     return figures
 
 
-def _beginnings(report: ParityReport) -> str:
+def _beginnings(report: ReportFields) -> str:
     """Return the sentence that names where errors begin; empty if none does."""
     if len(report.new_errors) > 1:
         return f"An error of its own begins at each of {', '.join(report.new_errors)}. "
@@ -300,7 +300,7 @@ def _beginnings(report: ParityReport) -> str:
     return f"An error begins at {report.first_off.place}. "
 
 
-def _gradients(report: ParityReport, gradients: Sequence[GradientError]) -> Part:
+def _gradients(report: ReportFields, gradients: Sequence[GradientError]) -> Part:
     rows = _named_rows(GradientError, "parameter", gradients)
     sentence = f"Of the texts' loss, the worst first; above {MOST_NOISE:g} times transformers' own error is a fault."
     sites = {site.site for site in report.norm_sites}
@@ -313,7 +313,7 @@ def _gradients(report: ParityReport, gradients: Sequence[GradientError]) -> Part
     return Part("gradients", "Gradients", sentence, ("gradient of", *titles(GradientError)), rows, FEW_ROWS)
 
 
-def _removal(report: ParityReport, removal: Removal) -> Part:
+def _removal(report: ReportFields, removal: Removal) -> Part:
     none: list[Cell] = ["none", "0", Number(removal.loss, precise), "0"]
     rows = [none, *_named_rows(RemovalStep, "site", removal.steps)]
     sentence = (
@@ -324,20 +324,20 @@ def _removal(report: ParityReport, removal: Removal) -> Part:
     return Part("removal", "One site after another", sentence, heads, rows, bars=1)
 
 
-def _sensitivity(report: ParityReport, sensitivity: Sequence[SiteChange]) -> Part:
+def _sensitivity(report: ReportFields, sensitivity: Sequence[SiteChange]) -> Part:
     rows = _named_rows(SiteChange, "site", sensitivity)
     sentence = "How far each site, swapped alone, moves the logits."
     return Part("sensitivity", "Which sites matter", sentence, ("site", *titles(SiteChange)), rows, FEW_ROWS, bars=1)
 
 
-def _fit(report: ParityReport, fit: Sequence[SiteFit]) -> Part:
+def _fit(report: ReportFields, fit: Sequence[SiteFit]) -> Part:
     fits = sorted(fit, key=lambda site: _or_zero(site.after))
     rows = _named_rows(SiteFit, "site", fits)
     sentence = "The share of the variance of the original norm's output that this norm explains (R squared)."
     return Part("fit", "How much each site explains", sentence, ("norm site", *titles(SiteFit)), rows)
 
 
-def _bisect(report: ParityReport, bisect: Bisection) -> Part:
+def _bisect(report: ReportFields, bisect: Bisection) -> Part:
     rows = [[", ".join(sites)] for sites in bisect.sets]
     sentence = (
         "These must have their own norm back for a pass; each set breaks it, and would not with any one left out. "
@@ -346,7 +346,7 @@ def _bisect(report: ParityReport, bisect: Bisection) -> Part:
     return Part("bisect", "Which sites break it", sentence, ("set of sites",), rows)
 
 
-def _tokens(report: ParityReport, tokens: TextDivergence) -> Part:
+def _tokens(report: ReportFields, tokens: TextDivergence) -> Part:
     rows: list[list[Cell]] = []
     for position, (piece, kl) in enumerate(zip(tokens.pieces, tokens.kl, strict=True)):
         rows.append([str(position), piece, Number(kl)])
@@ -355,7 +355,7 @@ def _tokens(report: ParityReport, tokens: TextDivergence) -> Part:
     return Part("tokens", "Along a text", sentence, heads, rows, brief=0, drawing="tokens", data=tokens)
 
 
-def _first_off(report: ParityReport, _coverage: Coverage) -> Part:
+def _first_off(report: ReportFields, _coverage: Coverage) -> Part:
     """The first prompt and the first window that are off, unless a shift is all there is."""
     of_prompts = dict(_measured_rows(PromptOff, report.prompt_off))
     of_text = {}
@@ -368,7 +368,7 @@ def _first_off(report: ParityReport, _coverage: Coverage) -> Part:
     return Part("first-off", "The first text that is off", sentence, ("", "prompts", "longer text"), rows, 0)
 
 
-def _coverage(report: ParityReport, _prompts: str) -> Part:
+def _coverage(report: ReportFields, _prompts: str) -> Part:
     """Return the facts that the verdict rests on."""
     facts: dict[str, Cell] = {"texts": report.prompts}
     text, coverage, bitwise = report.text, report.coverage, report.bitwise
@@ -392,7 +392,7 @@ def _coverage(report: ParityReport, _prompts: str) -> Part:
     return Part("coverage", "What was read", sentence, ("", "read"), list(facts.items()))
 
 
-def _conditions(report: ParityReport, versions: Mapping[str, Any]) -> Part:
+def _conditions(report: ReportFields, versions: Mapping[str, Any]) -> Part:
     facts = {"model": report.model, "against": report.against}
     if has_norm(report):
         facts |= {"norm": report.norm, "sites": ", ".join(report.sites)}

@@ -9,6 +9,7 @@ from minigpt.report.fields import (
     BudgetLine,
     Diagnosed,
     Precision,
+    ReportFields,
     Unjudged,
     has_norm,
     perplexities,
@@ -16,7 +17,6 @@ from minigpt.report.fields import (
     text_file,
 )
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times
-from minigpt.report.parity_report import ParityReport
 from minigpt.report.parts import KeyFigure, Number
 
 WHY_MISSING = {
@@ -30,13 +30,13 @@ BY_PARITY = {"PASS": "Parity holds", "FAIL": "Parity does not hold", "DIFFERENT"
 BY_BUDGET = BY_PARITY | {"PASS": "Within the budget", "FAIL": "Over the budget"}
 
 
-def heading(report: ParityReport) -> str:
+def heading(report: ReportFields) -> str:
     """Return the verdict in words."""
     headings = BY_PARITY if report.budget is None else BY_BUDGET
     return headings[report.outcome]
 
 
-def about(report: ParityReport) -> str:
+def about(report: ReportFields) -> str:
     """Describe what was judged."""
     judged = report.model
     if has_norm(report):
@@ -49,21 +49,21 @@ def about(report: ParityReport) -> str:
     return f"{judged}, against {against}: {how}"
 
 
-def pair(report: ParityReport) -> str:
+def pair(report: ReportFields) -> str:
     """Name the norm and the sites of a report, or what was judged if no norm was in question."""
     if not has_norm(report):
         return report.model
     return f"{report.norm} at {', '.join(report.sites)}"
 
 
-def subject(report: ParityReport) -> str:
+def subject(report: ReportFields) -> str:
     """Name the norm and the model of a report."""
     if not has_norm(report):
         return report.model
     return f"{report.norm} in {report.model}"
 
 
-def sentences(report: ParityReport) -> list[str]:
+def sentences(report: ReportFields) -> list[str]:
     """Return the reasons of the verdict, and what else must be known to read it."""
     lines = []
     if report.budget is not None:
@@ -88,14 +88,14 @@ def sentences(report: ParityReport) -> list[str]:
     return lines + _next_step(report)
 
 
-def _of_parity(report: ParityReport) -> str:
+def _of_parity(report: ReportFields) -> str:
     greedy = "agrees"
     if report.greedy.first_divergence is not None:
         greedy = "diverges only within the noise"
     return f"The logits' error is {times(report.logits.ratio)} the noise floor, and greedy decoding {greedy}."
 
 
-def _of_bisection(report: ParityReport, sites: Sequence[str]) -> str:
+def _of_bisection(report: ReportFields, sites: Sequence[str]) -> str:
     broken = "the budget"
     if report.budget is None:
         broken = "parity"
@@ -103,7 +103,7 @@ def _of_bisection(report: ParityReport, sites: Sequence[str]) -> str:
     return f"What breaks {broken}: {named}."
 
 
-def _of_budget(report: ParityReport, budget: Sequence[BudgetLine]) -> list[str]:
+def _of_budget(report: ReportFields, budget: Sequence[BudgetLine]) -> list[str]:
     """Return the sentences on the budget: how many sites it allows, and that it is no parity."""
     limits = ", ".join(f"{line.quantity}={format_limit(line.quantity, line.limit)}" for line in budget)
     removal, ratio = report.removal, report.logits.ratio
@@ -120,7 +120,7 @@ def _of_budget(report: ParityReport, budget: Sequence[BudgetLine]) -> list[str]:
     return lines
 
 
-def _next_step(report: ParityReport) -> list[str]:
+def _next_step(report: ReportFields) -> list[str]:
     """Return the commands that find the cause, after a FAIL."""
     is_of_removal = report.removal is not None and report.removal.allowed is not None
     if report.outcome != "FAIL" or is_of_removal:
@@ -145,7 +145,7 @@ def is_near(precision: Precision | None) -> bool:
     return precision is not None and 1 / NEAR <= precision.ratio <= NEAR
 
 
-def precision_line(report: ParityReport) -> list[str]:
+def precision_line(report: ReportFields) -> list[str]:
     """Return the sentence on the precision that the error is like, if there is one and nothing else explains it."""
     precision = report.precision
     if precision is None or not is_near(precision):
@@ -160,7 +160,7 @@ def precision_line(report: ParityReport) -> list[str]:
     return [f"Its error is {how}, as if it computed in {name}."]
 
 
-def diagnosis_lines(report: ParityReport) -> list[str]:
+def diagnosis_lines(report: ReportFields) -> list[str]:
     """Return the sentence on the mistakes that explain the error, or that there is none."""
     if report.diagnosis is None:
         return []
@@ -190,7 +190,7 @@ def _rest(row: Diagnosed) -> str:
 # --- Key figures ---
 
 
-def tiles(report: ParityReport) -> list[KeyFigure]:
+def tiles(report: ReportFields) -> list[KeyFigure]:
     """Return the most important figures: a name, a number, and the words below it."""
     distribution = report.distribution
     top5 = percent(distribution.top5_agreement)
@@ -206,20 +206,20 @@ def tiles(report: ParityReport) -> list[KeyFigure]:
     ]
 
 
-def _perplexity_tile(report: ParityReport) -> KeyFigure:
+def _perplexity_tile(report: ReportFields) -> KeyFigure:
     texts = "prompts" if report.perplexity is None else "text"
     before, after = perplexities(report)
     words = f"the original's {precise(before)}, change {change(before, after)}"
     return f"perplexity of the {texts}", Number(after, precise), words
 
 
-def _noise_tile(report: ParityReport) -> KeyFigure:
+def _noise_tile(report: ReportFields) -> KeyFigure:
     logits = report.logits
     words = f"RMS error {brief(logits.rms_error)}, noise floor {brief(logits.noise_floor_rms)}"
     return "of the noise floor", Number(logits.ratio, times), words
 
 
-def _greedy_tile(report: ParityReport) -> KeyFigure:
+def _greedy_tile(report: ReportFields) -> KeyFigure:
     greedy = report.greedy
     parting = greedy.first_divergence
     if parting is None:

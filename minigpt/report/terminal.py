@@ -8,13 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.report import overview, sentences
-from minigpt.report.parity_report import ParityReport
+from minigpt.report.fields import ReportFields
 from minigpt.report.parts import Part, parts_of
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
 
 
-def parity_summary(report: ParityReport) -> RenderableType:
+def parity_summary(report: ReportFields) -> RenderableType:
     """Return the verdict with its reasons, and the parts of a report.
 
     Args:
@@ -26,7 +26,7 @@ def parity_summary(report: ParityReport) -> RenderableType:
     return Group(*lines, *printed(parts_of(report)))
 
 
-def reports_table(reports: Sequence[ParityReport]) -> RenderableType:
+def reports_table(reports: Sequence[ReportFields]) -> RenderableType:
     """Return one table with a row for each report, and the first reason of those that fail."""
     tables = printed(overview.tables_of(reports))
     notes = map(Text, overview.notes_on(reports))
