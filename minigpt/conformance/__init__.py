@@ -8,7 +8,7 @@ check.py          runs the cases on a norm, and returns the report; summary.py s
   truth.py        the inputs, LayerNorm in float64, and the bound on rounding
 diagnosis.py      from failed cases to the name of the mistake
   probes.py  backward.py      outputs and gradients that no case asks for, and what explains them
-  mistakes.py     the formulas that have a name
+  mistakes.py     the backward passes that have a name
   found.py        the sentences, and the cases that show them
 """
 

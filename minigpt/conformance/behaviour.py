@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigpt.conformance.case import Axis, Case, Compare, Outcomes
 from minigpt.conformance.cases import BOUND, Incoming, Input, gradients
-from minigpt.conformance.compare import Outcome, compare
+from minigpt.conformance.compare import Kind, Outcome, compare
 from minigpt.conformance.subject import OTHER_EPS, Built, Subject, Unsupported
 from minigpt.conformance.truth import far_from_zero, ordinary
 from minigpt.errors import NormError
@@ -155,14 +155,14 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     for number, (what, one, y) in enumerate(calls, start=1):
         truth = norm.truth(one)
         outcome = compare(what, y, *truth)
-        if outcome.passed:
+        if outcome.kind is Kind.RIGHT:
             yield outcome
             continue
         # if a new norm is also wrong, in a shape of no earlier call, it remembers nothing
         fresh = subject.candidate(one.shape[-1], dtype, weights=lambda width, generator: (scale, shift))
         more = one.new_zeros(number, *one.shape[1:])
         longer = fresh(torch.cat([one, more]))
-        is_remembered = compare(what, longer[: len(one)], *truth).passed
+        is_remembered = compare(what, longer[: len(one)], *truth).kind is Kind.RIGHT
         yield outcome if is_remembered else compare(what, one, one, 0)
         if number == 1 and not is_remembered:  # its formula is wrong: no other call tells more
             return

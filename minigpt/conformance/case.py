@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from minigpt.conformance.compare import Outcome
+from minigpt.conformance.compare import Kind, Outcome
 from minigpt.conformance.subject import Subject, Unsupported
 from minigpt.errors import NormError, raised
 from minigpt.machine import one_thread
@@ -44,8 +44,6 @@ class Axis(enum.Enum):
         return NAMES.get(self, "{}").format(value)
 
 
-UNTRIED = "other cases fail at this dtype"
-
 NAMES = {
     Axis.WIDTH: "width {}",
     Axis.ROWS: "{} rows",
@@ -55,18 +53,91 @@ NAMES = {
     Axis.STRIDES: "non-contiguous: {}",
 }
 
+Outcomes = Iterator[Outcome]
+Compare = Callable[[Subject, torch.dtype], Outcomes]
+
 
 @dataclasses.dataclass(frozen=True)
-class CaseResult:
-    """The answer to one question at each dtype."""
+class Case:
+    """A question, and what to compare for the answer at one dtype.
+
+    Attributes:
+        reason: for the bound.
+        axis, value: what the case varies, and the value there.
+    """
 
     name: str
     group: str
     tests: str
-    reason: str  # for the bound
-    outcomes: dict[str, Outcome]  # by dtype
+    reason: str
+    compare: Compare
     axis: Axis
-    value: str  # on the axis: "1,025" of widths
+    value: str
+
+    @property
+    def is_backward(self) -> bool:
+        """True if it compares gradients."""
+        return self.group == "gradients"
+
+    def run(self, subject: Subject, untried: Collection[str] = ()) -> "CaseResult":
+        """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged.
+
+        Args:
+            untried: names of dtypes at which it is not tried, since the norm fails there already.
+        """
+        outcomes = {}
+        is_threaded = self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.value in THREADED
+        threads = torch.get_num_threads() if is_threaded else 1
+        with one_thread():
+            for name, dtype in DTYPES.items():
+                if name in untried:
+                    outcomes[name] = Outcome(Kind.REFUSED, math.inf, note="other cases fail at this dtype")
+                    continue
+                drawing = subject.drawing_for(f"{self.name}, {name}", threads)
+                outcomes[name] = self._judged(drawing, dtype)
+        return CaseResult(**vars(self), outcomes=outcomes)
+
+    @torch.no_grad()
+    def _judged(self, subject: Subject, dtype: torch.dtype) -> Outcome:
+        refusal = subject.raises.get(dtype)
+        if refusal and dtype == torch.float64:  # many kernels have none; one that raises later is no such kernel
+            return Outcome(Kind.REFUSED, math.inf, note=refusal)
+        outcomes: list[Outcome] = []
+        try:
+            for outcome in self.compare(subject, dtype):
+                outcomes.append(outcome)
+        except Unsupported as error:
+            return Outcome(Kind.REFUSED, math.inf, note=str(error))
+        except NotSupported as error:
+            if not outcomes:  # else what was compared before counts
+                return Outcome(Kind.REFUSED, math.inf, note=str(error))
+        except NormError as error:
+            return Outcome(Kind.RAISED, math.inf, note=str(error))
+        except raised() as error:
+            return Outcome(Kind.RAISED, math.inf, note=f"it raises {last_line(error)}")
+        parts = set[str]()
+        for outcome in outcomes:
+            parts |= outcome.parts
+        worst = max(outcomes, key=lambda outcome: outcome.ratio)
+        lost = max(outcome.lost for outcome in outcomes)
+        return dataclasses.replace(worst, parts=frozenset(parts), lost=lost)
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseResult(Case):
+    """The answer to one question at each dtype."""
+
+    outcomes: dict[str, Outcome]  # by dtype
+
+    def notes_at(self, *kinds: Kind) -> dict[str, str]:
+        """Return the notes of outcomes of these kinds, by dtype."""
+        return {dtype: outcome.note for dtype, outcome in self.outcomes.items() if outcome.kind in kinds}
+
+    @property
+    def dtypes(self) -> dict[str, bool]:
+        """True or False for each dtype: it passed or not. A dtype that was not judged is absent."""
+        judged = {dtype: outcome.kind for dtype, outcome in self.outcomes.items() if outcome.kind is not Kind.REFUSED}
+        return {dtype: kind is Kind.RIGHT for dtype, kind in judged.items()}
 
     @property
     def is_judged(self) -> bool:
@@ -81,38 +152,22 @@ class CaseResult:
     @property
     def failed_at(self) -> set[str]:
         """The names of the dtypes at which it failed."""
-        return {dtype for dtype, passed in self.dtypes.items() if not passed}
+        return {*self.notes_at(Kind.WRONG, Kind.RAISED)}
 
     @property
     def wrong_at(self) -> set[str]:
         """The names of the dtypes at which its numbers are wrong."""
-        return {dtype for dtype in self.failed_at if self.outcomes[dtype].error is not None}
-
-    @property
-    def raised_at(self) -> dict[str, str]:
-        """The norm's error at each dtype where nothing was measured."""
-        raised = self.failed_at - self.wrong_at
-        return {dtype: self.outcomes[dtype].note for dtype in self.outcomes if dtype in raised}
-
-    @property
-    def dtypes(self) -> dict[str, bool]:
-        """True or False for each dtype: it passed or not. A dtype that was not judged is absent."""
-        return {dtype: outcome.passed for dtype, outcome in self.outcomes.items() if outcome.passed is not None}
+        return {*self.notes_at(Kind.WRONG)}
 
     @property
     def refused(self) -> dict[str, str]:
         """The reason for each dtype where it was not judged."""
-        return {dtype: outcome.note for dtype, outcome in self.outcomes.items() if outcome.passed is None}
-
-    @property
-    def is_backward(self) -> bool:
-        """True if it compares gradients."""
-        return self.group == "gradients"
+        return self.notes_at(Kind.REFUSED)
 
     @property
     def worst(self) -> Outcome:
         """The outcome that a report shows: the one that raised, else that with the largest ratio."""
-        return max(self.outcomes.values(), key=lambda outcome: (outcome.passed is not None, outcome.ratio))
+        return max(self.outcomes.values(), key=lambda outcome: (outcome.kind is not Kind.REFUSED, outcome.ratio))
 
     @property
     def worst_measured(self) -> Outcome:
@@ -124,7 +179,7 @@ class CaseResult:
     def note(self) -> str:
         """The place of the largest error, or why nothing was measured."""
         worst = self.worst
-        if worst.passed is None:
+        if worst.kind is Kind.REFUSED:
             return f"not judged: {worst.note}"
         if worst.error is None:
             return worst.note
@@ -178,82 +233,6 @@ class CaseResult:
         if notes:
             words += f" ({notes})"
         return words
-
-
-Outcomes = Iterator[Outcome]
-Compare = Callable[[Subject, torch.dtype], Outcomes]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A question, and what to compare for the answer at one dtype.
-
-    Attributes:
-        reason: for the bound.
-        axis, value: what the case varies, and the value there.
-    """
-
-    name: str
-    group: str
-    tests: str
-    reason: str
-    compare: Compare
-    axis: Axis
-    value: str
-
-    @property
-    def is_backward(self) -> bool:
-        """True if it compares gradients."""
-        return self.group == "gradients"
-
-    @property
-    def is_threaded(self) -> bool:
-        """True if the norm runs on all threads of the process; else it runs on one."""
-        return self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.value in THREADED
-
-    def run(self, subject: Subject, untried: Collection[str] = ()) -> CaseResult:
-        """Ask at every dtype. A norm that raises fails; at a dtype that it refuses it is not judged.
-
-        Args:
-            untried: names of dtypes at which it is not tried, since the norm fails there already.
-        """
-        outcomes = {}
-        threads = 1
-        if self.is_threaded:
-            threads = torch.get_num_threads()
-        with one_thread():
-            for name, dtype in DTYPES.items():
-                if name in untried:
-                    outcomes[name] = Outcome(None, math.inf, note=UNTRIED)
-                    continue
-                drawing = dataclasses.replace(subject, purpose=f"{self.name}, {name}", threads=threads)
-                outcomes[name] = self._judged(drawing, dtype)
-        return CaseResult(self.name, self.group, self.tests, self.reason, outcomes, self.axis, self.value)
-
-    @torch.no_grad()
-    def _judged(self, subject: Subject, dtype: torch.dtype) -> Outcome:
-        refusal = subject.raises.get(dtype)
-        if refusal and dtype == torch.float64:  # many kernels have none; one that raises later is no such kernel
-            return Outcome(None, math.inf, note=refusal)
-        outcomes: list[Outcome] = []
-        try:
-            for outcome in self.compare(subject, dtype):
-                outcomes.append(outcome)
-        except Unsupported as error:
-            return Outcome(None, math.inf, note=str(error))
-        except NotSupported as error:
-            if not outcomes:  # else what was compared before counts
-                return Outcome(None, math.inf, note=str(error))
-        except NormError as error:
-            return Outcome(False, math.inf, note=str(error))
-        except raised() as error:
-            return Outcome(False, math.inf, note=f"it raises {last_line(error)}")
-        parts = set[str]()
-        for outcome in outcomes:
-            parts |= outcome.parts
-        worst = max(outcomes, key=lambda outcome: outcome.ratio)
-        lost = max(outcome.lost for outcome in outcomes)
-        return dataclasses.replace(worst, parts=frozenset(parts), lost=lost)
 
 
 OfGroup = TypeVar("OfGroup", Case, CaseResult)

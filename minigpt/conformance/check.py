@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from minigpt.conformance.behaviour import BEHAVIOUR_CASES
-from minigpt.conformance.case import UNTRIED, Axis, Case, CaseResult, by_group
+from minigpt.conformance.case import Axis, Case, CaseResult, by_group
 from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
-from minigpt.conformance.diagnosis import NamedMistake, diagnoses
 from minigpt.conformance.remarks import remarks, second_derivatives
 from minigpt.conformance.subject import Built, Subject
 from minigpt.device import require_values, resolve_device
@@ -51,6 +50,14 @@ SAME_WHEN_COPIED = "NaN-surrounded"  # a shape of an input whose memory does not
 
 
 @dataclasses.dataclass(frozen=True)
+class NamedMistake:
+    """A sentence that names a mistake, and the names of the dtypes that show it; none if all do."""
+
+    sentence: str
+    dtypes: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
 class ConformanceReport:
     """Every case of one norm, and the names of its mistakes."""
 
@@ -73,35 +80,30 @@ class ConformanceReport:
     @cached_property
     def dtypes(self) -> dict[str, bool]:
         """True or False for each dtype: the norm is of its kind or not. A dtype that no case judged is absent."""
-        by_dtype = {}
-        for dtype in DTYPES:
-            passed = self._passed(dtype)
-            if passed:
-                by_dtype[dtype] = all(passed)
+        return {dtype: all(passed) for dtype, passed in self.passed_at.items() if passed}
+
+    @cached_property
+    def passed_at(self) -> dict[str, list[bool]]:
+        """Whether each case that was judged at a dtype passed there."""
+        by_dtype: dict[str, list[bool]] = {dtype: [] for dtype in DTYPES}
+        for case in self.cases:
+            for dtype, passed in case.dtypes.items():
+                by_dtype[dtype].append(passed)
         return by_dtype
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
         """The verdict at each dtype in words."""
-        return {dtype: self._verdict(dtype) for dtype in DTYPES}
-
-    def _passed(self, dtype: str) -> list[bool]:
-        return [case.dtypes[dtype] for case in self.cases if dtype in case.dtypes]
-
-    def _verdict(self, dtype: str) -> str:
-        passed = self._passed(dtype)
-        if not passed:
-            return f"not judged: {self._refusal(dtype)}"
-        failed = passed.count(False)
-        if failed:
-            return f"not {KINDS[self.kind]}: {failed} of {len(passed)} cases fail"
-        return f"{KINDS[self.kind]}: {len(passed)} of {len(passed)} cases pass"
-
-    def _refusal(self, dtype: str) -> str:
-        for case in self.cases:
-            if dtype in case.refused:
-                return case.refused[dtype]
-        return "no case was tried at it"
+        verdicts: dict[str, str] = {}
+        for dtype, passed in self.passed_at.items():
+            failed = passed.count(False)
+            verdicts[dtype] = f"{KINDS[self.kind]}: {len(passed)} of {len(passed)} cases pass"
+            if failed:
+                verdicts[dtype] = f"not {KINDS[self.kind]}: {failed} of {len(passed)} cases fail"
+            elif not passed:
+                refusals = [case.refused[dtype] for case in self.cases if dtype in case.refused]
+                verdicts[dtype] = f"not judged: {[*refusals, 'no case was tried at it'][0]}"
+        return verdicts
 
     @cached_property
     def failures(self) -> list[CaseResult]:
@@ -208,11 +210,12 @@ def check_norm(
         raise NormError(f"the kind of a norm must be {' or '.join(KINDS)}, got {kind!r}")
     if seed is None:
         seed = secrets.randbelow(2**31)
-    subject = Subject(norm, device, seed, kind=kind, builder=builder)
-    groups = by_group(asked_of(subject, _matching(cases)))
+    subject = Subject(norm, device, seed, kind, builder)
+    groups = by_group(asked_of(subject, [cases] if isinstance(cases, str) else list(cases)))
     begin = Steps(progress, total=len(groups) + 1)
     results: list[CaseResult] = []
     failed_at = set[str]()
+    untried: list[str] = []
     with (
         torch.inference_mode(False),
         full_products(),
@@ -224,25 +227,29 @@ def check_norm(
         warnings.simplefilter("ignore")  # the variance of a row of one number warns
         candidate = subject.candidate()
         candidate.call(subject.put(torch.ones(4, 64)))  # it runs; what it returns is judged
-        subject = subject.tried()
+        subject.try_dtypes()
         for group, members in groups.items():
             begin(f"checking {group}")
             for case in members:
                 programs.allow()
-                untried = set[str]()
                 if group == "compile" and not every_case:
-                    untried = set(failed_at)
+                    untried = [dtype for dtype in DTYPES if dtype in failed_at]
                 result = case.run(subject, untried)
                 failed_at |= result.failed_at
                 results.append(result)
-        said = [*remarks(subject, candidate, results), *untried_compiled(results)]
+        said = remarks(subject, candidate, results)
+        if untried:
+            way_out = "every_case, in the shell --all, tries it there too"
+            said.append(f"torch.compile is not tried at {listing(untried)}, where other cases fail; {way_out}")
         mistakes: list[NamedMistake] = []
         if all(result.passed for result in results):
             if subject.array_function is None:
                 said += second_derivatives(subject)
         else:
             begin("looking for what is wrong")
-            mistakes = diagnoses(subject, results)
+            from minigpt.conformance.diagnosis import diagnoses  # it is for norms that are wrong alone
+
+            mistakes = [NamedMistake(*named) for named in diagnoses(subject.drawing_for("diagnosis"), results)]
     require_on(norm, device)
     if changes:
         said.append(f"it changes the process: {', '.join(changes)}")
@@ -278,49 +285,31 @@ class UnlimitedPrograms(contextlib.ExitStack):
         self.enter_context(dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED))
 
 
-def untried_compiled(results: Sequence[CaseResult]) -> list[str]:
-    """Return a sentence on the dtypes at which torch.compile is not tried."""
-    at = []
-    for case in results:
-        at += [dtype for dtype, reason in case.refused.items() if reason == UNTRIED]
-    if not at:
-        return []
-    way_out = "every_case, in the shell --all, tries it there too"
-    return [f"torch.compile is not tried at {listing(at)}, where other cases fail; {way_out}"]
-
-
 def case_names() -> list[str]:
     """Return the names of all cases, in the order in which ``check_norm`` runs them."""
     return [case.name for case in CASES]
 
 
-def _matching(cases: str | Iterable[str]) -> list[Case]:
-    if isinstance(cases, str):
-        cases = [cases]
-    patterns = list(cases)
-    chosen = []
+def asked_of(subject: Subject, patterns: Sequence[str]) -> list[Case]:
+    """Return the cases that a norm is asked: those with a name or a group of these shell-style patterns.
+
+    A function of arrays is not compiled by PyTorch, and some packages are asked few shapes.
+
+    Raises:
+        NormError: if no case matches.
+    """
+    asked = []
     for case in CASES:
-        is_asked = (fnmatchcase(case.name, pattern) or fnmatchcase(case.group, pattern) for pattern in patterns)
-        if any(is_asked):
-            chosen.append(case)
-    if not chosen:
+        names = (case.name, case.group)
+        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+            asked.append(case)
+    if not asked:
         groups = ", ".join(by_group(CASES))
         raise NormError(f"no case matches {' or '.join(map(repr, patterns))}; the groups of cases are {groups}")
-    return chosen
-
-
-def asked_of(subject: Subject, cases: list[Case]) -> list[Case]:
-    """Return the cases that a norm is asked: all of them, unless it is a function of arrays.
-
-    Such a function is not compiled by PyTorch, and some packages are asked few shapes.
-    """
-    if subject.array_function is None:
-        return cases
-    asked = []
-    for case in cases:
-        is_of_few = not subject.has_few_shapes or _has_few_shapes(case)
-        if case.group != "compile" and is_of_few:
-            asked.append(case)
+    if subject.array_function is not None:
+        asked = [case for case in asked if case.group != "compile"]
+    if subject.has_few_shapes:
+        asked = [case for case in asked if _has_few_shapes(case)]
     return asked
 
 

@@ -1,6 +1,7 @@
 """Compare a tensor with the right one: the error, its bound, and where in the tensor it is wrong."""
 
 import dataclasses
+import enum
 import math
 
 import torch
@@ -9,12 +10,20 @@ from torch import Tensor
 from minigpt.machine import one_thread
 
 
+class Kind(enum.Enum):
+    """The answer of a norm."""
+
+    RIGHT = enum.auto()
+    WRONG = enum.auto()
+    RAISED = enum.auto()
+    REFUSED = enum.auto()  # not judged: it does not support what the case needs, or was not tried
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """The result of a comparison, or of one case at one dtype: that of the element furthest beyond its bound.
 
     Attributes:
-        passed: None if the norm does not support what the case needs, and is not judged there.
         ratio, error, bound: of the worst element; error and bound are None if nothing was measured.
         note: the comparison, for example "the second call"; or why nothing was measured.
         place: of what is wrong in the tensor: "rows from 256 on".
@@ -22,7 +31,7 @@ class Outcome:
         lost: the RMS error over the RMS of a gradient that PyTorch's own backward pass computes.
     """
 
-    passed: bool | None
+    kind: Kind
     ratio: float = 0.0
     error: float | None = None
     bound: float | None = None
@@ -44,7 +53,7 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
     value, expected = value.detach().cpu(), expected.detach().cpu()
     must_be_equal = isinstance(bound, int)
     if value.numel() == 0 or (must_be_equal and torch.equal(value, expected)):
-        return Outcome(True, 0.0, 0.0, 0.0, what)
+        return Outcome(Kind.RIGHT, 0.0, 0.0, 0.0, what)
     allowed = torch.as_tensor(bound, dtype=torch.float64).expand_as(expected).flatten()
     right, flat = expected.double().flatten(), value.flatten()
     largest, worst = -1.0, (0.0, 0.0)
@@ -64,11 +73,11 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, p
             worst = float(error[index]), float(limit[index])
         wrong.append(ratio > 1)
     if largest <= 1:
-        return Outcome(True, largest, *worst, what)
+        return Outcome(Kind.RIGHT, largest, *worst, what)
     place = ""
     if not _is_everywhere(wrong, value):
         place = place_of(torch.cat(wrong).view(value.shape), value)
-    return Outcome(False, largest, *worst, what, place, frozenset({part}))
+    return Outcome(Kind.WRONG, largest, *worst, what, place, frozenset({part}))
 
 
 def repeats(flat: Tensor, period: int) -> bool:

@@ -5,13 +5,16 @@ probes, the diagnosis says at which. If nothing fits, it says which inputs are r
 """
 
 import contextlib
-import dataclasses
 import math
+from collections.abc import Callable, Iterator
+
+import torch
 
 from minigpt.conformance import backward, probes
 from minigpt.conformance.behaviour import MIXED_PRECISION
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.cases import RANKS
+from minigpt.conformance.compare import Kind
 from minigpt.conformance.found import (
     MOST_PATTERNS,
     UNKNOWN,
@@ -66,27 +69,22 @@ SLOPE = {"bias and slope": "its errors have a bias, or its rows are too long or 
 CANCELS = "wrong only for mean far from 0, where a difference of squares, E[x^2] - E[x]^2, cancels"
 
 
-@dataclasses.dataclass(frozen=True)
-class NamedMistake:
-    """A sentence that names a mistake, and the names of the dtypes that show it; none if all do."""
-
-    sentence: str
-    dtypes: frozenset[str] = frozenset()
-
-
 @one_thread()
-def diagnoses(subject: Subject, results: Results) -> list[NamedMistake]:
-    """Return what is wrong with a norm that failed some of these cases, most important first; at least one."""
+def diagnoses(subject: Subject, results: Results) -> list[tuple[str, frozenset[str]]]:
+    """Return what is wrong with a norm that failed some of these cases, most important first; at least one.
+
+    Each is a sentence, and the names of the dtypes that show it; none if all do.
+    """
     judged = judged_at(results)
-    diagnoses = []
+    diagnoses: list[tuple[str, frozenset[str]]] = []
     for sentence, dtypes in seen_mistakes(subject, results):
         if not dtypes or dtypes == judged:
-            diagnoses.append(NamedMistake(sentence))
+            diagnoses.append((sentence, frozenset()))
             continue
         at = _listed(dtypes)
         if at not in sentence:
             sentence = f"{sentence}, at {at}"
-        diagnoses.append(NamedMistake(sentence, frozenset(dtypes)))
+        diagnoses.append((sentence, frozenset(dtypes)))
     return diagnoses
 
 
@@ -126,9 +124,9 @@ def _behaviours(wrong: Results) -> dict[str, CaseResult]:
 def _raised(results: Results, mistakes: Mistakes) -> Mistakes:
     """Return what the norm raises first, if it is no consequence of these mistakes."""
     for case in results:
-        at = set(case.raised_at)
-        if at and not _is_consequence(case, at, mistakes):
-            return [(next(iter(case.raised_at.values())), at)]
+        raised = case.notes_at(Kind.RAISED)
+        if raised and not _is_consequence(case, {*raised}, mistakes):
+            return [(next(iter(raised.values())), {*raised})]
     return []
 
 
@@ -140,6 +138,11 @@ def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
             explained |= dtypes or DTYPES.keys()
         return at <= explained
     return bool(mistakes) and case.group in ("gradients", "compile")
+
+
+def first_of(answers: Iterator[Mistakes]) -> Mistakes:
+    """Return the first answer that names a mistake; none if no answer does."""
+    return next(filter(None, answers), [])
 
 
 def _of_values(subject: Subject, failed: Results, results: Results, *, is_called_wrongly: bool) -> Mistakes:
@@ -171,23 +174,25 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
         mistakes = backward.of_gradients(subject, failed, results)
         if mistakes:
             return mistakes
-    at = wrong_at(failed)
+    at, patterns = wrong_at(failed), values or failed
+    kinds = on_axis(patterns, Axis.KIND)
+    is_far_alone = [case.value for case in kinds] == [FAR_FROM_ZERO.name]
     with contextlib.suppress(Exception):
-        sentences = probes.agreed(subject, first_dtype(at))
-        if sentences:
-            return [(sentence, at) for sentence in sentences]
-        mistakes = _of_roundings(subject, at)
+        sentences = probes.agreed(subject.drawing_for("diagnosis"), first_dtype(at))
+        mistakes = [(sentence, at) for sentence in sentences] or _of_roundings(subject, at)
         if mistakes:
             return mistakes
-    failed = values or failed
-    kinds = on_axis(failed, Axis.KIND)
-    if [case.value for case in kinds] == [FAR_FROM_ZERO.name]:
-        return [of_cases(CANCELS, kinds)]
+
     # most mistakes of one table fail the cases of the next, so the first one counts
-    mistakes = _of_inputs(failed, results)
-    for table in (OF_SETTINGS, ROUNDINGS, SLOPE):
-        mistakes = mistakes or _of_behaviours(failed, table)
-    return mistakes[:MOST_PATTERNS]
+    def answers() -> Iterator[Mistakes]:
+        if is_far_alone:
+            yield [of_cases(CANCELS, kinds)]
+        yield _of_inputs(patterns, results)
+        yield _of_behaviours(patterns, OF_SETTINGS)
+        yield _of_behaviours(patterns, ROUNDINGS)
+        yield _of_behaviours(patterns, SLOPE)
+
+    return first_of(answers())[:MOST_PATTERNS]
 
 
 def _of_roundings(subject: Subject, at: set[str]) -> Mistakes:
@@ -234,30 +239,33 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
     """Return what is wrong with a norm whose ordinary rows are wrong at the dtype of this name."""
     dtype = DTYPES[name]
     subject = subject.drawing_for("diagnosis")
-    at = set[str]()  # float32's mistake is the norm's
-    if name != "float32":
-        at.add(name)
+    at = set() if name == "float32" else {name}  # float32's mistake is the norm's
     here = [case for case in failed if name in case.wrong_at]
     shown = [case for case in here if case.name == ORDINARY.name]
     worst = shown[0].outcomes[name]
-    sentences: list[str] = []
+
+    def answers() -> Iterator[Mistakes]:
+        yield asked(probes.agreed)
+        if dtype in HALVES:
+            yield asked(otherwise_rounded)
+        yield asked(probes.reciprocal)
+        yield asked(probes.precision)
+        if worst.place and worst.ratio > FAR:
+            yield [of_cases("some rows or columns are wrong", shown)]
+        yield asked(probes.structure)
+        yield _of_ranks_and_sizes(here, [case for case in results if name in case.dtypes])
+        yield asked(probes.symptoms)
+
+    def asked(probe: Callable[[Subject, torch.dtype], list[str]]) -> Mistakes:
+        return [(sentence, at) for sentence in probe(subject, dtype)]
+
+    mistakes: Mistakes = []
     with contextlib.suppress(Exception):
-        sentences = probes.agreed(subject, dtype)
-        if not sentences and dtype in HALVES:
-            sentences = otherwise_rounded(subject, dtype)
-        sentences = sentences or probes.reciprocal(subject, dtype) or probes.precision(subject, dtype)
-        if not sentences and worst.place and worst.ratio > FAR:
-            return [of_cases("some rows or columns are wrong", shown)]
-        sentences = sentences or probes.structure(subject, dtype)
-        if not sentences:
-            mistakes = _of_ranks_and_sizes(here, [case for case in results if name in case.dtypes])
-            if mistakes:
-                return mistakes
-        sentences = sentences or probes.symptoms(subject, dtype)
-    if not sentences:
-        where = ", ".join(filter(None, (worst.note, worst.place)))
-        sentences = [f"{UNKNOWN}: its values are off by {worst.error:.2g}, {where}"]
-    return [(sentence, at) for sentence in sentences]
+        mistakes = first_of(answers())
+    if mistakes:
+        return mistakes
+    where = ", ".join(filter(None, (worst.note, worst.place)))
+    return [(f"{UNKNOWN}: its values are off by {worst.error:.2g}, {where}", at)]
 
 
 def _of_ranks_and_sizes(failed: Results, results: Results) -> Mistakes:

@@ -34,7 +34,12 @@ OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since
 @one_thread()
 def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     """Return the remarks on a norm, a sentence each."""
-    sentences = [*notes(candidate.module), *untried(subject, candidate), *row_alone(subject, results)]
+    sentences = [*notes(candidate.module)]
+    if candidate.lacks_gradients:
+        sentences.append(f"gradients: not judged, since {subject.name} gives none; its attribute vjp would")
+    if subject.has_few_shapes:
+        sentences.append(f"few shapes, since its package compiles each operation again for each: {FEW_IN_WORDS}")
+    sentences += row_alone(subject, results)
     sentences += refusals(results) + rounding_remark(candidate) + lost_by_pytorch(results)
     if any("float32" in case.failed_at for case in results):
         return sentences
@@ -49,16 +54,6 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
         if value in asked:
             with contextlib.suppress(Exception):
                 sentences += remark(subject.drawing_for("remarks"))
-    return sentences
-
-
-def untried(subject: Subject, candidate: Built) -> list[str]:
-    """Return what is not judged of a function of arrays, a sentence each: its gradients, and most shapes."""
-    sentences = []
-    if candidate.lacks_gradients:
-        sentences.append(f"gradients: not judged, since {subject.name} gives none; its attribute vjp would")
-    if subject.has_few_shapes:
-        sentences.append(f"few shapes, since its package compiles each operation again for each: {FEW_IN_WORDS}")
     return sentences
 
 

@@ -158,51 +158,52 @@ def leave_nan(x: Tensor) -> None:
     x.new_full(x.shape, torch.nan)
 
 
-@dataclasses.dataclass
 class Subject:
     """The norm under check: how to build it, and its random numbers.
 
-    Attributes:
+    Args:
         norm: what ``norms.build`` takes.
         device: where it is built and runs.
-        seed, purpose: the random numbers depend on both, so that no case depends on earlier cases.
+        seed: of all random numbers.
         kind: what it should be: "layer_norm" or "rms_norm".
-        raises: by dtype, what it raises for any rows of it.
         builder: builds it; by default a new one.
+
+    Attributes:
+        raises: by dtype, what it raises for any rows of it.
         threads: on how many threads of PyTorch it runs; None for as many as PyTorch has.
     """
 
-    norm: norms.NormSpec
-    device: torch.device
-    seed: int = 0
-    purpose: str = ""
-    kind: str = "layer_norm"
-    raises: dict[torch.dtype, str] = dataclasses.field(default_factory=dict)
-    builder: Builder = None  # type: ignore[assignment]
-    threads: int | None = None
+    def __init__(
+        self,
+        norm: norms.NormSpec,
+        device: torch.device,
+        seed: int = 0,
+        kind: str = "layer_norm",
+        builder: Builder | None = None,
+    ) -> None:
+        self.name = norm if isinstance(norm, str) else title(norm)
+        self.device, self.seed, self.kind = device, seed, kind
+        self.builder = builder or Builder(norm)
+        self.centers = kind == "layer_norm"  # whether it should subtract the mean
+        self.raises: dict[torch.dtype, str] = {}
+        self.generator = Generator()
+        self.drawing_for("")
 
-    def __post_init__(self) -> None:
-        self.name = self.norm if isinstance(self.norm, str) else title(self.norm)
-        if self.builder is None:
-            self.builder = Builder(self.norm)
-        self.centers = self.kind == "layer_norm"  # whether it should subtract the mean
-        self.generator = Generator().manual_seed(zlib.crc32(f"{self.seed} {self.purpose}".encode()))
+    def drawing_for(self, purpose: str, threads: int | None = None) -> "Subject":
+        """Draw the random numbers for a purpose from here on, so that no case depends on earlier cases."""
+        self.generator.manual_seed(zlib.crc32(f"{self.seed} {purpose}".encode()))
+        self.threads = threads
+        return self
 
-    def drawing_for(self, purpose: str) -> "Subject":
-        """Return the same norm with random numbers for this purpose."""
-        return dataclasses.replace(self, purpose=purpose)
-
-    def tried(self) -> "Subject":
-        """Return the same norm, with what it raises for two plain rows of each dtype."""
-        raises = {}
+    def try_dtypes(self) -> None:
+        """Find what it raises for two plain rows of each dtype."""
         for dtype in DTYPES.values():
             try:
                 norm = self.drawing_for("a first call").candidate(64, dtype)
                 with torch.no_grad():
                     norm.call(self.put(torch.ones(2, 64), dtype))
             except raised() as error:
-                raises[dtype] = str(error)
-        return dataclasses.replace(self, raises=raises)
+                self.raises[dtype] = str(error)
 
     def candidate(
         self,

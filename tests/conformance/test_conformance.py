@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minigpt import ConfigError, LayerNorm, NormError, norms
 from minigpt.conformance import case_names, check_norm
-from minigpt.conformance.compare import compare
+from minigpt.conformance.compare import Kind, compare
 from minigpt.conformance.summary import conformance_page
 from minigpt.conformance.truth import PRECISIONS, gradient_truth, truth
 
@@ -150,7 +150,7 @@ def test_rows_that_repeat_are_compared_with_the_first() -> None:
     assert compare("", value, expected, 0.5).ratio == 0
     value[7, 1] += 1
     actual = compare("", value, expected, 0.5)
-    assert (actual.passed, actual.place, actual.error) == (False, "row 7", pytest.approx(1, rel=1e-6))
+    assert (actual.kind, actual.place, actual.error) == (Kind.WRONG, "row 7", pytest.approx(1, rel=1e-6))
 
 
 def test_sums_over_rows_that_repeat_count_each_as_often_as_it_is_there() -> None:

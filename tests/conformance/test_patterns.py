@@ -103,7 +103,7 @@ def one_fewer(n: LayerNorm, x: Tensor) -> Tensor:
             norm_with(lambda n, x: F.dropout(exact(n, x), 0.1, n.training)),
             "it answers differently from call to call, in training",
         ),
-        (norm_with(lambda n, x: plain(x, n.weight.roll(1), n.bias, n.eps)), "the scale is read one"),
+        (norm_with(lambda n, x: plain(x, n.weight.roll(1), n.bias, n.eps)), "the scale read one"),
         (norm_with(lambda n, x: exact(n, x) * (1.02 if x.ndim == 4 else 1)), "wrong only for 4-D input"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
