@@ -8,7 +8,8 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # Before PyTorch loads OpenMP: a thread that waits sleeps. Spinning, two of them on a core that is shared with anything
 # else make these small models ten times slower.
@@ -18,6 +19,11 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+    import minigpt
 
 assert "minigpt" not in sys.modules, "minigpt was imported before its shapes could be checked"
 if importlib.util.find_spec("beartype"):
@@ -64,6 +70,35 @@ def _undiagnosed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """A FAIL is diagnosed where a test is about that, or asks for it: a diagnosis takes a second."""
     if request.module.__name__ != "test_mistakes":
         monkeypatch.setattr("minigpt.judge.causes.QUICK", 0)
+
+
+# What many tests read and none changes: a test that damages a model or a folder copies it first.
+
+
+@pytest.fixture(scope="session")
+def hf_model() -> "GPT2LMHeadModel":
+    """transformers' GPT-2 of two layers, whose logits are far from uniform."""
+    from checkpoints import reference  # not before its shapes are checked
+
+    return reference(std=0.3)
+
+
+@pytest.fixture(scope="session")
+def folder(hf_model: "GPT2LMHeadModel", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of ``hf_model``, without a tokenizer."""
+    from checkpoints import saved
+
+    return saved(hf_model, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def original(folder: Path) -> "minigpt.Original":
+    """What transformers says of ``folder`` at the prompts of judgements.py, gradients too."""
+    from judgements import PROMPTS
+
+    import minigpt
+
+    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, gradients=True, device="cpu")
 
 
 @pytest.fixture(scope="session", params=["cpu", *GPUS])

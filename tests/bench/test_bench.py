@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import reference, saved
 from helpers import small_model
 
 import minigpt
@@ -18,11 +17,6 @@ from minigpt.cli.commands import app
 from minigpt.cli.output import show
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(reference(std=0.3), tmp_path_factory.mktemp("bench"))
 
 
 def test_programs_take_turns_and_a_spread_is_the_median_and_the_fifths() -> None:

@@ -66,11 +66,6 @@ def test_a_bad_index(content: Any, tmp_path: Path) -> None:
         Files.at(tmp_path).weights()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(reference(), tmp_path_factory.mktemp("single"))
-
-
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that should have been refused as a path fails here with the hub's message, and not after a look-up."""

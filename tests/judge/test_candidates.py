@@ -16,16 +16,6 @@ from transformers import GPT2LMHeadModel
 import minigpt
 
 
-@pytest.fixture(scope="module")
-def original(folder: Path) -> minigpt.Original:
-    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, gradients=True, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def hf_model(folder: Path) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel.from_pretrained(folder)
-
-
 class Wrapped(nn.Module):
     """A model in a module of somebody's own, as trainers wrap it; it stays in training mode."""
 

@@ -26,11 +26,6 @@ def original(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> minigpt.
     return minigpt.Original.load(record, device="cpu")
 
 
-@pytest.fixture(scope="module")
-def hf_model(folder: Path) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel.from_pretrained(folder).eval()
-
-
 @torch.no_grad()
 def outputs_of(original: minigpt.Original, model: GPT2LMHeadModel) -> Tensors:
     """What another program would write: logits, and the outputs of norms and blocks, by the record's names."""
