@@ -11,7 +11,8 @@ TYPE_CHECKING = False  # as type checkers know it; ``typing`` takes longer to im
 
 if TYPE_CHECKING:
     from minigpt import engine, engines, generation, hf, model, norms, serve, swap, testing
-    from minigpt.checkpoint import load_norms, save_pretrained
+    from minigpt.checkpoint import load_norms
+    from minigpt.checkpoint.save import save_pretrained
     from minigpt.config import GPT2Config
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 # The public names by the file that each is imported from, in the order of the imports above.
 _HOMES = {
-    "checkpoint": "load_norms save_pretrained",
+    "checkpoint": "load_norms",
+    "checkpoint.save": "save_pretrained",
     "config": "GPT2Config",
     "errors": "CheckpointError ConfigError GenerationError MiniGPTError NormError",
     "generation": "generate stream",

@@ -25,7 +25,7 @@ from minigpt.norms.foreign.adapt import eps_of
 from minigpt.norms.formulas import exact_norm, ways_of_rounding
 from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
-from minigpt.offload import device_of, is_sharded, plain_copy, values_of
+from minigpt.offload import TRANSPARENT, device_of, is_sharded, plain_copy, uncompiled, values_of
 from minigpt.precision import default_dtype
 from minigpt.shape import Shape
 
@@ -33,9 +33,6 @@ EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # o
 OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
 LOOKS_LIKE_A_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 NO_NORMS = (nn.Sequential, nn.Identity, nn.Dropout)  # whatever they are called
-_COMPILED = "_orig_mod"  # the module that torch.compile wraps
-CHECKPOINTED, SHARDED = "_checkpoint_wrapped_module", "_fsdp_wrapped_module"  # and that PyTorch's other wrappers hold
-TRANSPARENT = (_COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
 GATE = re.compile(r"gate|z", re.IGNORECASE)  # a second argument that the model gives its norm, though it is optional
 
 
@@ -242,11 +239,6 @@ def prefix_of(model: nn.Module, places: Iterable[str]) -> str | None:
         if all(prefix + place in paths for place in places):
             return prefix
     return None
-
-
-def uncompiled(path: str) -> str:
-    """Return a path, or a Parameter's name, without what ``torch.compile`` and PyTorch's wrappers put into it."""
-    return ".".join(name for name in path.split(".") if name not in TRANSPARENT)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

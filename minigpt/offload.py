@@ -18,7 +18,15 @@ from minigpt.errors import NormError
 
 HOOK = "_hf_hook"  # accelerate's, which brings a module's Parameters for a call
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_COMPILED = "_orig_mod"  # the module that torch.compile wraps
+CHECKPOINTED, SHARDED = "_checkpoint_wrapped_module", "_fsdp_wrapped_module"  # and that PyTorch's other wrappers hold
+TRANSPARENT = (_COMPILED, CHECKPOINTED, SHARDED)  # names in a path that a user does not write
 SHARDS = "_get_fsdp_state"  # a method of what ``fully_shard`` has made of a module
+
+
+def uncompiled(path: str) -> str:
+    """Return a path, or a Parameter's name, without what ``torch.compile`` and PyTorch's wrappers put into it."""
+    return ".".join(name for name in path.split(".") if name not in TRANSPARENT)
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -198,27 +198,28 @@ class Recipe:
 
         self.check_fit()
         place = self.place()
-        content = read_stable(place, partial(_read_files, with_weights=not offload))
-        if content.checkpoint is None and not any_architecture:
+        read = partial(_read_files, with_weights=not offload)
+        checkpoint, architecture, tokenizer, generation_fields = read_stable(place, read)
+        if checkpoint is None and not any_architecture:
             raise ConfigError(
-                f"{self.source} is a {content.architecture}, and this needs a GPT-2; minigpt parity, study, perplexity "
+                f"{self.source} is a {architecture}, and this needs a GPT-2; minigpt parity, study, perplexity "
                 "and sites support other architectures; generate text with transformers"
             )
-        if self.fit is not None and content.tokenizer is None:
+        if self.fit is not None and tokenizer is None:
             raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
-        if content.checkpoint is None:
+        if checkpoint is None:
             memory = 0 if offload else self.memory
-            model, sites = self._load_with_transformers(place, content.architecture, memory)
+            model, sites = self._load_with_transformers(place, architecture, memory)
         else:
-            model, sites = self._load_ours(content.checkpoint)
-            model.generation_fields = content.generation_fields
+            model, sites = self._load_ours(checkpoint)
+            model.generation_fields = generation_fields
         fits: dict[str, Explained] = {}
-        if self.fit is not None and content.tokenizer is not None:
+        if self.fit is not None and tokenizer is not None:
             from minigpt.host import host_of
             from minigpt.swap import fit_on_text
 
             prefix = host_of(model).prefix  # of a GPT-2 whose weights are elsewhere: its sites are named as ours
-            for path, fit in fit_on_text(model, content.tokenizer, self.fit, sites).items():
+            for path, fit in fit_on_text(model, tokenizer, self.fit, sites).items():
                 fits[path.removeprefix(prefix)] = fit
         for path, module in model.named_modules():
             if needs_text(module):
@@ -227,7 +228,7 @@ class Recipe:
                 )
         if self.quantize:
             model = quantize_int8(model)
-        return Loaded(model, content.tokenizer, sites, fits)
+        return Loaded(model, tokenizer, sites, fits)
 
     def _load_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
         """Return the model with the recipe's norms, and the sites that have them."""
@@ -423,24 +424,15 @@ class Recipe:
         return words
 
 
-class Content(NamedTuple):
-    """The content of a checkpoint's files.
+def _read_files(
+    files: "Files", *, with_weights: bool
+) -> "tuple[Checkpoint | None, str | None, Tokenizer | None, dict[str, Any] | None]":
+    """Return what is in a checkpoint's files, each of which is read once.
 
-    Attributes:
-        checkpoint: None of another architecture than GPT-2, and of a GPT-2 whose weights stay in their files.
-        architecture: the name of the architecture where ``checkpoint`` is None.
-        tokenizer: None if there is none.
-        generation_fields: of generation_config.json; None without one.
+    Returns:
+        The checkpoint of a GPT-2 whose weights are read, else the name of the architecture; the tokenizer, and the
+        fields of generation_config.json, where there are some.
     """
-
-    checkpoint: "Checkpoint | None"
-    architecture: str | None
-    tokenizer: "Tokenizer | None"
-    generation_fields: dict[str, Any] | None
-
-
-def _read_files(files: "Files", *, with_weights: bool) -> Content:
-    """Return what is in a checkpoint's files, each of which is read once; weights only of a GPT-2."""
     from minigpt.checkpoint.read import read_checkpoint
     from minigpt.tokenizer import Tokenizer
 
@@ -453,7 +445,7 @@ def _read_files(files: "Files", *, with_weights: bool) -> Content:
         checkpoint = read_checkpoint(files, known_ids)
     elif architecture is None:
         architecture = "gpt2"
-    return Content(checkpoint, architecture, tokenizer, files.generation_fields())
+    return checkpoint, architecture, tokenizer, files.generation_fields()
 
 
 def _norm_word(norm: Any) -> str:

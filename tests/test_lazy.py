@@ -32,7 +32,7 @@ def test_the_import_alone_is_light(script: str) -> None:
 
 def test_a_wrong_word_of_an_option_is_an_error_before_pytorch_is_imported() -> None:
     for words in (
-        ["generate", "x", "--top-k", "0"],
+        ["generate", "x", "--top-p", "0"],
         ["generate", "x", "--dtype", "int3"],
         ["perplexity", "demo", "x", "--quantize", "int9"],
         ["parity", "--norm", "rms", "--keep", "all"],

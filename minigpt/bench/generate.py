@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minigpt.bench.contestant import Contestant, in_turns
-from minigpt.checkpoint import save_pretrained
 from minigpt.checkpoint.norms import described_norms, norm_fields
+from minigpt.checkpoint.save import save_pretrained
 from minigpt.config import GPT2Config
 from minigpt.errors import ConfigError
 from minigpt.machine import HAS_BFLOAT16, processor_name, software

@@ -3,9 +3,7 @@
 from minigpt.checkpoint.contents import Files, holds_model, local_place, read_stable
 from minigpt.checkpoint.pretrained import load_norms
 from minigpt.checkpoint.read import Checkpoint, read_checkpoint
-from minigpt.checkpoint.save import save_pretrained
 
 __all__ = [
     "Checkpoint", "Files", "holds_model", "load_norms", "local_place", "read_checkpoint", "read_stable",
-    "save_pretrained",
 ]  # fmt: skip

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import NormError, listing
-from minigpt.host import host_of, unwrapped
 from minigpt.model import GPT2
-from minigpt.norms.foreign.adapt import other_eps
 
 ARCHITECTURE = "MiniGPT2LMHeadModel"
 OF_OURS = ("norm", "arithmetic")  # the fields that such a config.json adds to a GPT-2's
@@ -35,6 +33,8 @@ PLAIN_FORM: Pairs = [("*", PLAIN_NORM)]
 
 def norm_fields(model: GPT2) -> dict[str, Any]:
     """Return the fields of config.json that name the model's norms; none if all are LayerNorm."""
+    from minigpt.host import unwrapped
+
     sites = model.site_names()
     pairs = []
     for site, norm in model.norm_modules().items():
@@ -50,6 +50,8 @@ def norm_fields(model: GPT2) -> dict[str, Any]:
 
 def described_norms(model: nn.Module) -> str:
     """Return the names of the norms of a model: "rms", or "fused, rms at ln_f" for several."""
+    from minigpt.host import host_of, unwrapped
+
     sites_of: dict[str, list[str]] = {}
     for site, norm in host_of(model).norms().items():
         sites_of.setdefault(norms.name_of(unwrapped(norm)), []).append(site)
@@ -144,6 +146,9 @@ def require_registered(norm: Any) -> None:
 
 def sites_with_other_eps(model: GPT2) -> dict[str, list[float]]:
     """Return the sites of registered norms whose eps is not the config's, which config.json has no field for."""
+    from minigpt.host import unwrapped
+    from minigpt.norms.foreign.adapt import other_eps
+
     sites = {}
     for site, norm in model.norm_modules().items():
         plain = unwrapped(norm)

@@ -17,7 +17,7 @@ from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, 
 from minigpt.choices import DTYPE_NAMES
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError, listing
-from minigpt.host import uncompiled
+from minigpt.offload import uncompiled
 from minigpt.precision import DTYPES, dtype_name
 
 _WRAPPERS = re.compile(r"(?:module\.)*(?:transformer\.)?")  # of DataParallel; of transformers' GPT-2 with a head

@@ -17,9 +17,9 @@ from minigpt.checkpoint.replace import replacing
 from minigpt.engine.parts import quantize_of
 from minigpt.errors import CheckpointError, listing
 from minigpt.files import as_path
-from minigpt.host import uncompiled
 from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
+from minigpt.offload import uncompiled
 from minigpt.precision import dtype_name
 
 MAX_SHARD_BYTES = 5 * 10**9

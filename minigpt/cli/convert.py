@@ -43,8 +43,9 @@ def convert(
         --force replaces the model in OUT: its config, weights, tokenizer, finetune.json and checkpoints/ go. Other
         files stay, and so does a ckpt.pt.
     """
-    from minigpt.checkpoint import holds_model, save_pretrained
+    from minigpt.checkpoint import holds_model
     from minigpt.checkpoint.norms import described_norms
+    from minigpt.checkpoint.save import save_pretrained
 
     refuse_if(("attention" in given, "attention", "is for a model that computes; a checkpoint does not keep it"))
     replaces = holds_model(out)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from rich.markup import escape
@@ -23,7 +23,7 @@ from minigpt.choices import check_option, words_of
 from minigpt.cli.output import STDOUT, check_folder, check_writable
 from minigpt.config import presets_folder
 from minigpt.errors import ConfigError
-from minigpt.generation.settings import SETTINGS, SHELL, Setting
+from minigpt.generation.settings import SETTINGS, SHELL
 from minigpt.recipe import Recipe
 
 Given = frozenset[str]  # names of parameters
@@ -104,28 +104,14 @@ for _name, _field in RECIPE.items():
         VALUES.setdefault(_name, partial(tuple, _field.metadata["values"]))
 
 
-class Help(NamedTuple):
-    """The sections of a command's docstring.
-
-    Attributes:
-        summary: its first paragraph.
-        about: its Args by name.
-        examples: its Examples, in Rich's markup.
-    """
-
-    summary: str
-    about: dict[str, str]
-    examples: str
-
-
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Add a command to an app.
 
     Keyword-only parameters become options and the others arguments. The docstring's first paragraph is the help. Its
     Args, and SHARED, describe the parameters, and its Examples end the help.
     """
-    sections = _help_of(command)
-    about = SHARED | sections.about
+    summary, about, examples = _help_of(command)
+    about = SHARED | about
     declared = inspect.signature(command).parameters
     parameters: list[inspect.Parameter] = []
     for parameter in declared.values():
@@ -153,53 +139,39 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     for parameter in parameters:
         hints[parameter.name] = parameter.annotation
     run.__annotations__ = hints  # Typer reads both
-    app.command(command.__name__, help=sections.summary, epilog=sections.examples)(run)
+    app.command(command.__name__, help=summary, epilog=examples)(run)
 
 
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     """Yield a command's parameter; of a recipe one for each field of RECIPE, of ``**settings`` one for each setting.
 
-    ``given`` is no option.
+    ``given`` is no option. MODEL is an argument if the recipe is one. Without its option a setting is None.
     """
+    by_name = inspect.Parameter.KEYWORD_ONLY
     if parameter.name == "given":
         return
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         for name, setting in SETTINGS.items():
+            kind: Any = list[str] if name == "stop" else str
+            for number in (float, int):
+                if number is setting.type or number in get_args(setting.type):
+                    kind = number
+            annotation = Annotated[kind | None, typer.Option(option_name(name), help=setting.about)]
             if SHELL in setting.users:
-                yield _of_setting(name, setting)
+                yield inspect.Parameter(name, by_name, default=None, annotation=annotation)
     elif parameter.name in ("recipe", "recipes"):
         for name, field in RECIPE.items():
-            yield _of_recipe(parameter, name, field)
+            kind, default = field.metadata["kind"], field.default
+            if parameter.name == "recipes" and name in REPEATED:
+                kind = list[str] | None
+            if type(None) in get_args(kind):
+                default = None
+            if name == "model" and parameter.kind is not by_name:
+                yield inspect.Parameter(name, parameter.kind, annotation=str)
+            else:
+                yield inspect.Parameter(name, by_name, default=default, annotation=kind)
     else:
         yield parameter
-
-
-def _of_setting(name: str, setting: Setting) -> inspect.Parameter:
-    """Return the parameter of a setting of generation; without its option it is None."""
-    kind: Any = list[str] if name == "stop" else _number_or_text(setting.type)
-    annotation = Annotated[kind | None, typer.Option(option_name(name), help=setting.about)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _number_or_text(type_: Any) -> type:
-    """Return the number that a type is or allows; str if it allows none."""
-    for number in (int, float):
-        if number is type_ or number in get_args(type_):
-            return number
-    return str
-
-
-def _of_recipe(recipe: inspect.Parameter, name: str, field: "dataclasses.Field[Any]") -> inspect.Parameter:
-    """Return the parameter of a recipe's field. MODEL is an argument if the recipe is one."""
-    if name == "model" and recipe.kind is not recipe.KEYWORD_ONLY:
-        return inspect.Parameter(name, recipe.kind, annotation=str)
-    kind = field.metadata["kind"]
-    if recipe.name == "recipes" and name in REPEATED:
-        kind = list[str] | None
-    default = field.default
-    if type(None) in get_args(kind):
-        default = None
-    return inspect.Parameter(name, recipe.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def recipes_of(values: dict[str, Any]) -> list[Recipe]:
@@ -233,8 +205,8 @@ def _several(value: list[str] | str | None) -> Sequence[str | None]:
     return [value]
 
 
-def _help_of(command: Callable[..., None]) -> Help:
-    """Return the help in a command's docstring, without the marks of code."""
+def _help_of(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
+    """Return a docstring's first paragraph, its Args by name, and its Examples in Rich's markup."""
     docstring = escape(inspect.getdoc(command) or "").replace("``", "")
     head, _, examples = docstring.partition("\nExamples:\n")
     summary, _, args = head.partition("\nArgs:\n")
@@ -245,7 +217,7 @@ def _help_of(command: Callable[..., None]) -> Help:
         marked = re.sub(r"^(.*minigpt .*)$", r"[bold]\1[/]\n", textwrap.dedent(examples), flags=re.M)
         marked = re.sub(r"(?<!\n)\n(?!\n)", " ", marked)  # a sentence is wrapped at the terminal's width
         examples = f"Examples:\n\n{marked}"
-    return Help(summary.strip(), about, examples)
+    return summary.strip(), about, examples
 
 
 def _with_help(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.Parameter:

@@ -22,8 +22,8 @@ from minigpt.errors import NormError, listing
 from minigpt.files import finite
 from minigpt.machine import kept_memory, software
 from minigpt.norms import NormSpec
-from minigpt.norms.build import Builder, claim_of
 from minigpt.norms.foreign.arrays import ArrayFunction
+from minigpt.norms.foreign.builder import Builder, claim_of
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import GPT2_EPS
 from minigpt.norms.registry import KINDS, require_on

@@ -14,9 +14,9 @@ from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import NormError, raised
 from minigpt.machine import on_threads, one_thread
-from minigpt.norms.build import Builder
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
+from minigpt.norms.foreign.builder import Builder
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.formulas import GPT2_EPS
 from minigpt.precision import DTYPES, dtype_name

@@ -1,10 +1,15 @@
 """Every LayerNorm, one file each. They know no config and no model."""
 
-from minigpt.norms.build import NormSpec, build, build_raw, is_exact, name_of
-from minigpt.norms.foreign.adapt import is_ours, notes
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from minigpt.norms.build import build
 from minigpt.norms.frozen import AtPositions
-from minigpt.norms.registry import NormInfo, available, is_registered, lookup, register
+from minigpt.norms.registry import NormInfo, NormSpec, available, is_registered, lookup, register
 from minigpt.norms.textbook import LayerNorm
+
+if TYPE_CHECKING:
+    from minigpt.norms.foreign.builder import build_raw, is_exact, is_ours, name_of, notes
 
 __all__ = [
     "AtPositions",
@@ -22,3 +27,9 @@ __all__ = [
     "notes",
     "register",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what somebody else's norms need when it is first used."""
+        return getattr(importlib.import_module("minigpt.norms.foreign.builder"), name)

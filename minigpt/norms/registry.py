@@ -21,6 +21,7 @@ from torch import nn
 
 from minigpt.errors import NormError
 
+NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 KINDS = {"layer_norm": "a LayerNorm", "rms_norm": "an RMSNorm"}
 
 
@@ -165,8 +166,8 @@ def lookup(name: str) -> Callable[..., nn.Module]:
         raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
     info, number = match
     base, colon, _ = name.partition(":")
-    if not info.available:
-        raise NormError(f"norm {base!r} {info.reason}")
+    if reason := info.reason_on(None):
+        raise NormError(f"norm {base!r} {reason}")
     if not colon:
         return info.cls
     try:

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from minigpt.checkpoint import save_pretrained
-from minigpt.checkpoint.save import SavesItself
+from minigpt.checkpoint.save import SavesItself, save_pretrained
 from minigpt.errors import NormError
 from minigpt.model import GPT2
 from minigpt.norms.frozen import FrozenLayerNorm

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, set_seed
 
 from minigpt import hf
-from minigpt.checkpoint import save_pretrained
+from minigpt.checkpoint.save import save_pretrained
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError, GenerationError, to_install
 from minigpt.files import finite, hash_json, locked, write_atomically

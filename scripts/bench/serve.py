@@ -39,7 +39,7 @@ from bench.results import JsonFile, show
 
 from minigpt.bench.contestant import in_turns
 from minigpt.bench.generate import environment
-from minigpt.checkpoint import save_pretrained
+from minigpt.checkpoint.save import save_pretrained
 from minigpt.recipe import Recipe
 from minigpt.tokenizer import Tokenizer
 
