@@ -36,15 +36,6 @@ def judging() -> Iterator[None]:
         yield
 
 
-def fill_in(norm: nn.LayerNorm, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a norm that was folded away a scale of 1 and a shift of 0 where it has none, as transformers does."""
-    for role, parameter in list(norm.named_parameters()):
-        if parameter.is_meta:
-            number = 1.0 if role == "weight" else 0.0
-            value = torch.full(parameter.shape, number, dtype=dtype, device=device)
-            norm.register_parameter(role, nn.Parameter(value, requires_grad=False))
-
-
 def gpt2_of(
     place: Path,
     attention: str,
@@ -86,8 +77,12 @@ def gpt2_of(
         parameter = nn.Parameter(value, requires_grad=False)
         model.get_submodule(owner).register_parameter(role, parameter)
     for norm in model.modules():
-        if isinstance(norm, nn.LayerNorm):
-            fill_in(norm, compute, device)
+        if not isinstance(norm, nn.LayerNorm):
+            continue
+        for role, parameter in list(norm.named_parameters()):
+            if parameter.is_meta:  # of a norm that was folded away
+                value = torch.full(parameter.shape, 1.0 if role == "weight" else 0.0, dtype=compute, device=device)
+                norm.register_parameter(role, nn.Parameter(value, requires_grad=False))
     embedding, head = model.transformer.wte, model.lm_head
     if config.tie_word_embeddings and embedding.weight.is_meta:  # the files name the head alone
         embedding.weight = head.weight

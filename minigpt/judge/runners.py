@@ -5,6 +5,7 @@ B batch, T tokens, V vocabulary, C embedding.
 
 import contextlib
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -239,11 +240,6 @@ class ModuleRunner(FunctionRunner):
         self.apart = reads_apart(module)
 
     @property
-    def reads_tokens(self) -> bool:
-        """True if it can be read token by token: a model of transformers."""
-        return bool(arguments_of(self.model))
-
-    @property
     def root(self) -> nn.Module:
         """The module that has the sites, if ``prefix`` is not None."""
         return self.model.get_submodule((self.prefix or "").rstrip("."))
@@ -306,22 +302,38 @@ class ModuleRunner(FunctionRunner):
             return gradients_of(self.model, batches, facts.embedding, self.prefix)
 
     def start(self, texts: list[list[int]], room: int) -> Step | None:
-        if not self.reads_tokens:
+        """Begin texts with the cache that a model of transformers makes; one that makes none reads all ids again."""
+        accepted = arguments_of(self.model)
+        if not accepted:
             return None
-        read = cached_reader(self.model)
+        cache_names = [name for name in CACHE_NAMES if name in accepted]
+        cache: dict[str, Any] = {}
+        read_before: list[Tensor] = []
         mask = torch.ones(len(texts), 0, dtype=torch.long, device=self.facts.device)
 
         def step(pieces: list[list[int]]) -> Tensor:
             nonlocal mask
             ids, is_token = left_padded(pieces, self.facts.device)
-            mask = torch.cat([mask, is_token], dim=1)
+            mask = torch.cat([mask, is_token], dim=1)  # (B, all)
+            if not cache:
+                read_before.append(ids)
+                ids = torch.cat(read_before, dim=1)
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)  # (B, all)
+            options: dict[str, Any] = dict(position_ids=positions[:, -ids.shape[1] :], logits_to_keep=1)
+            if not mask.all():  # recurrent models take a mask of all ids for one of the new ids
+                options["attention_mask"] = mask
+            known = {option: value for option, value in options.items() if option in accepted}
             with self.naming(), hooked(self.model):
-                return read(ids, mask)
+                output = self.model(ids, use_cache=bool(cache_names), **cache, **known)
+            for name in cache_names:
+                if getattr(output, name, None) is not None:
+                    cache[name] = output[name]
+            return output.logits[:, -1]
 
         return step
 
     def window_losses(self, ids: list[int]) -> list[Scored] | None:
-        if not self.reads_tokens:
+        if not (isinstance(self.model, GPT2) or arguments_of(self.model)):
             return None
         with self.naming():
             return window_losses(self.model, ids)
@@ -329,44 +341,13 @@ class ModuleRunner(FunctionRunner):
 
 def arguments_of(model: Any) -> Collection[str]:
     """Return what a model of transformers takes, compiled or with adapters of PEFT too; nothing for any other model."""
-    from transformers import PretrainedConfig
-
-    if not isinstance(getattr(model, "config", None), PretrainedConfig):
+    transformers = sys.modules.get("transformers")  # it need not be installed for another model
+    if transformers is None or not isinstance(getattr(model, "config", None), transformers.PretrainedConfig):
         return ()
     inner: Any = unwrapped(model)
     if hasattr(inner, "get_base_model"):  # of PEFT
         inner = inner.get_base_model()
     return inspect.signature(inner.forward).parameters
-
-
-def cached_reader(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of more ids (B, T) and the mask (B, all) of all so far, that reads them with a model's cache.
-
-    The function returns logits (B, V). The model is one of transformers, and makes its own kind of cache. One that
-    makes none reads all ids again.
-    """
-    accepted = arguments_of(model)
-    cache_names = [name for name in CACHE_NAMES if name in accepted]
-    cache: dict[str, Any] = {}
-    read_before: list[Tensor] = []
-
-    def read(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        if not cache:
-            read_before.append(input_ids)
-            input_ids = torch.cat(read_before, dim=-1)
-        new = input_ids.shape[1]
-        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, all)
-        options: dict[str, Any] = dict(position_ids=positions[:, -new:], logits_to_keep=1)
-        if not attention_mask.all():  # recurrent models take a mask of all ids for one of the new ids
-            options["attention_mask"] = attention_mask
-        known = {option: value for option, value in options.items() if option in accepted}
-        output = model(input_ids, use_cache=bool(cache_names), **cache, **known)
-        for name in cache_names:
-            if getattr(output, name, None) is not None:
-                cache[name] = output[name]
-        return output.logits[:, -1]
-
-    return read
 
 
 class OurRunner(ModuleRunner):
@@ -377,10 +358,6 @@ class OurRunner(ModuleRunner):
     def __init__(self, model: GPT2, facts: CheckpointFacts, naming: Naming = contextlib.nullcontext) -> None:
         super().__init__(model, facts, naming)
         self.used = model.config.used_vocab_size
-
-    @property
-    def reads_tokens(self) -> bool:
-        return True
 
     def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Sample]) -> list[Float[Tensor, "rows vocab"]]:
         if self.together:

@@ -1,12 +1,14 @@
 """The loop that decodes, which all runners share: on a model whose likeliest token is the last one plus 1."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import minigpt
 from minigpt.judge.checkpoint_facts import read_facts
 from minigpt.judge.reading import Sample
 from minigpt.judge.runners import Runner, Step
@@ -65,3 +67,23 @@ def test_padding_of_the_vocabulary_is_never_written(runner: Counting) -> None:
 
 def test_a_runner_without_a_cache_writes_nothing(runner: Counting) -> None:
     assert Runner(runner.facts).write([[3]], 3, ends=[]) == []
+
+
+class Wrapped(nn.Module):
+    """A module of somebody who does not use transformers."""
+
+    def __init__(self, model: minigpt.GPT2) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids)
+
+
+def test_a_module_is_judged_by_a_record_where_transformers_is_not_installed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minigpt.Original(folder, prompts=[[1, 2]], max_new_tokens=2, device="cpu").save(tmp_path / "record")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    candidate = Wrapped(minigpt.from_pretrained(folder, device="cpu"))
+    assert minigpt.Original.load(tmp_path / "record", device="cpu").judge(candidate).passed
