@@ -15,8 +15,11 @@ import minigpt
 from minigpt.judge.evidence import Network, Text
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
+from minigpt.judge.mistakes.norms import FormulaNorm, wrong_norms
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
+from minigpt.norms.formulas import tables
+from minigpt.norms.registry import KINDS
 from minigpt.report.parity_report import ParityReport
 from minigpt.report.sentences import diagnosis_lines, precision_line
 from minigpt.shape import Shape
@@ -185,6 +188,47 @@ def test_the_words_of_mistakes_are_their_own(folder: Path) -> None:
     for mistake in mistakes_of(model):
         assert mistake.words not in families or families[mistake.words] == mistake.family != ""
         families[mistake.words] = mistake.family
+
+
+def test_the_judge_names_a_norms_mistakes_as_the_kit_does() -> None:
+    for model in (small_model(), architectures.random_model("llama")):
+        names = set[str]()
+        for kind in KINDS:
+            for eps in (1e-5, 1e-6):
+                for table in tables(kind, eps).values():
+                    names |= table.keys()
+        families = {mistake.family for mistake in wrong_norms(model)}
+        assert len(families) > 10
+        assert families <= names
+
+
+@torch.no_grad()
+def test_a_mistake_of_a_norm_leaves_alone_what_another_mistake_has_put_in_its_place() -> None:
+    model: Any = small_model()
+    by_words = {mistake.words: mistake for mistake in mistakes_of(model)}
+    with Swaps() as swaps:
+        by_words["no last norm"].put(model, swaps)
+        by_words["the variance divided by n - 1 in every norm"].put(model, swaps)
+        assert type(model.ln_f) is torch.nn.Identity
+        assert type(model.h[0].ln_1) is FormulaNorm
+
+
+@torch.no_grad()
+def test_a_late_scale_is_the_one_that_the_config_asks_for() -> None:
+    model: Any = small_model(scale_attn_weights=False)
+    ids = random_ids(1, 9)
+    right = model(ids)
+    (late,) = (mistake for mistake in mistakes_of(model) if mistake.words == "softmax before the scores are scaled")
+    with Swaps() as swaps:
+        late.put(model, swaps)
+        assert torch.allclose(model(ids), right, atol=1e-5)
+
+
+def test_of_mistakes_that_look_alike_the_simplest_is_named() -> None:
+    mistakes = [Mistake("no eps in every ln_1", rank=1), Mistake("eps 1e-12 in every norm"), Mistake("no eps")]
+    assert [mistake.words for mistake in sorted(mistakes, key=lambda mistake: mistake.simplicity)] == [
+        "no eps", "eps 1e-12 in every norm", "no eps in every ln_1",
+    ]  # fmt: skip
 
 
 def test_blocks_round_as_ggml_rounds_them() -> None:
