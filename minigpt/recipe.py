@@ -193,8 +193,11 @@ class Recipe:
                 a GPT-2 too.
         """
         from minigpt.checkpoint.contents import read_stable
+        from minigpt.checkpoint.pretrained import load_model
+        from minigpt.device import resolve_device
         from minigpt.engine import quantize_int8
         from minigpt.norms.frozen import needs_text
+        from minigpt.precision import resolve_dtype
 
         self.check_fit()
         place = self.place()
@@ -211,8 +214,16 @@ class Recipe:
             memory = 0 if offload else self.memory
             model, sites = self._load_with_transformers(place, architecture, memory)
         else:
-            model, sites = self._load_ours(checkpoint)
+            model = load_model(
+                checkpoint, self.pairs(), attention=self.attention, arithmetic=self.arithmetic,
+                device=resolve_device(self.wanted_device), dtype=resolve_dtype(self.dtype),
+            )  # fmt: skip
             model.generation_fields = generation_fields
+            if self.center:
+                from minigpt.swap import center_writers
+
+                center_writers(model)
+            sites = self._put_norms(model, checkpoint)
         fits: dict[str, Explained] = {}
         if self.fit is not None and tokenizer is not None:
             from minigpt.host import host_of
@@ -229,22 +240,6 @@ class Recipe:
         if self.quantize:
             model = quantize_int8(model)
         return Loaded(model, tokenizer, sites, fits)
-
-    def _load_ours(self, checkpoint: "Checkpoint") -> "tuple[GPT2, list[str]]":
-        """Return the model with the recipe's norms, and the sites that have them."""
-        from minigpt.checkpoint.pretrained import load_model
-        from minigpt.device import resolve_device
-        from minigpt.precision import resolve_dtype
-
-        model = load_model(
-            checkpoint, self.pairs(), attention=self.attention, arithmetic=self.arithmetic,
-            device=resolve_device(self.wanted_device), dtype=resolve_dtype(self.dtype),
-        )  # fmt: skip
-        if self.center:
-            from minigpt.swap import center_writers
-
-            center_writers(model)
-        return model, self._put_norms(model, checkpoint)
 
     def _put_norms(self, model: "GPT2", checkpoint: "Checkpoint") -> list[str]:
         """Put the recipe's norms at their sites; return these in the order of the data.

@@ -435,19 +435,9 @@ def _content(token: Any) -> Any:
     return token
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return the bytes of a byte-level vocabulary by the printable characters that represent them.
-
-    A printable byte represents itself. The others follow from U+0100 on, in order (GPT-2's encoder does the same).
-    """
-    printable: set[int] = set()
-    for first, last in ("!~", "¡¬", "®ÿ"):
-        printable.update(range(ord(first), ord(last) + 1))
-    alphabet = {chr(byte): byte for byte in sorted(printable)}
-    others = [byte for byte in range(256) if byte not in printable]
-    for number, byte in enumerate(others):
-        alphabet[chr(256 + number)] = byte
-    return alphabet
-
-
-_BYTE_OF = _byte_alphabet()
+# The bytes of a byte-level vocabulary by the printable characters that represent them: a printable byte represents
+# itself, and the others follow from U+0100 on, in order (GPT-2's encoder does the same).
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE}
+for _number, _byte in enumerate(sorted({*range(256)}.difference(_PRINTABLE))):
+    _BYTE_OF[chr(256 + _number)] = _byte

@@ -72,7 +72,11 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
         config = form.config(plain_fields, tensors)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from error
-    _require_enough_values(config, tensors, files.place)
+    width, block = config.n_embd, 4 * config.n_embd + 2 * config.inner_size
+    needed = (config.n_layer * block + config.vocab_size + config.n_positions) * width
+    values = sum(tensor.numel() for tensor in tensors.values())
+    if needed > 2 * values:  # of the matrices alone, before a model is made
+        raise CheckpointError(f"{files.place} holds {values:,} values, and its config needs {needed:,}")
     used = max(known_ids, config.used_vocab_size or 0)  # a tokenizer may have been given tokens later
     config = dataclasses.replace(config, used_vocab_size=used if 0 < used < config.vocab_size else None)
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
@@ -100,19 +104,6 @@ def _warn_of_other_dtype(fields: Mapping[str, Any], tensors: Tensors, place: Pat
             f"{place}: {CONFIG} says {said}, and its weights are {held.pop()}; they stay as they are unless a dtype is "
             f"asked for, and transformers rounds them to {said}"
         )
-
-
-def _require_enough_values(config: GPT2Config, tensors: Tensors, place: Path) -> None:
-    """Check the sizes of a config against the files, before a model is made.
-
-    Raises:
-        CheckpointError: if the matrices of its model need more than twice the values in the files.
-    """
-    width, block = config.n_embd, 4 * config.n_embd + 2 * config.inner_size
-    needed = (config.n_layer * block + config.vocab_size + config.n_positions) * width
-    values = sum(tensor.numel() for tensor in tensors.values())
-    if needed > 2 * values:
-        raise CheckpointError(f"{place} holds {values:,} values, and its config needs {needed:,}")
 
 
 def converted(source_tensors: Tensors, place: Path) -> tuple[Format, Tensors]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 from minigpt.choices import KEEP, check_keep
-from minigpt.norms.registry import NormSpec, is_registered, lookup
+from minigpt.norms.registry import NormSpec, find, lookup
 
 
 def build(
@@ -34,7 +34,7 @@ def build(
         NormError: if the name is unknown, the class cannot be found, imported or constructed, or is not a
             ``torch.nn.Module``.
     """
-    if isinstance(norm, str) and is_registered(norm):
+    if isinstance(norm, str) and find(norm) is not None:
         check_keep(keep)
         return lookup(norm)(normalized_shape, eps=eps, bias=bias)
     from minigpt.norms.foreign.builder import Builder
