@@ -16,7 +16,7 @@ from minigpt.conformance.behaviour import BEHAVIOUR_CASES
 from minigpt.conformance.case import Axis, Case, CaseResult, by_group
 from minigpt.conformance.cases import CASE_WIDTHS, COMPILE_CASES, GRADIENT_CASES, SIZES, VALUE_CASES
 from minigpt.conformance.remarks import remarks, second_derivatives
-from minigpt.conformance.subject import Built, Subject
+from minigpt.conformance.subject import Subject
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import NormError, listing
 from minigpt.files import finite
@@ -251,6 +251,11 @@ def check_norm(
 
             mistakes = [NamedMistake(*named) for named in diagnoses(subject.drawing_for("diagnosis"), results)]
     require_on(norm, device)
+    covered = COVERAGE
+    if subject.array_function is not None:
+        sizes = "few widths and sizes" if subject.has_few_shapes else COVERAGE.partition("; 2 to 4")[0]
+        gradients = "" if candidate.lacks_gradients else "gradients, "
+        covered = f"{sizes}; 2 to 4 dimensions; values, {gradients}calls and modes"
     if changes:
         said.append(f"it changes the process: {', '.join(changes)}")
     return ConformanceReport(
@@ -263,7 +268,7 @@ def check_norm(
         notes=said,
         cases=results,
         mistakes=mistakes,
-        coverage=coverage(subject, candidate),
+        coverage=covered,
     )
 
 
@@ -318,14 +323,3 @@ def _has_few_shapes(case: Case) -> bool:
         return case.value != SAME_WHEN_COPIED
     few = FEW_GRADIENTS if case.is_backward else FEW_VALUES
     return case.axis not in few or case.value in few[case.axis]
-
-
-def coverage(subject: Subject, candidate: Built) -> str:
-    """Return what the cases cover that a norm is asked."""
-    if subject.array_function is None:
-        return COVERAGE
-    sizes = "few widths and sizes"
-    if not subject.has_few_shapes:
-        sizes = COVERAGE.partition("; 2 to 4")[0]
-    gradients = "" if candidate.lacks_gradients else "gradients, "
-    return f"{sizes}; 2 to 4 dimensions; values, {gradients}calls and modes"

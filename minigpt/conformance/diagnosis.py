@@ -140,7 +140,7 @@ def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
     return bool(mistakes) and case.group in ("gradients", "compile")
 
 
-def first_of(answers: Iterator[Mistakes]) -> Mistakes:
+def first_answer(answers: Iterator[Mistakes]) -> Mistakes:
     """Return the first answer that names a mistake; none if no answer does."""
     return next(filter(None, answers), [])
 
@@ -192,7 +192,7 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
         yield _of_behaviours(patterns, ROUNDINGS)
         yield _of_behaviours(patterns, SLOPE)
 
-    return first_of(answers())[:MOST_PATTERNS]
+    return first_answer(answers())[:MOST_PATTERNS]
 
 
 def _of_roundings(subject: Subject, at: set[str]) -> Mistakes:
@@ -261,7 +261,7 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
 
     mistakes: Mistakes = []
     with contextlib.suppress(Exception):
-        mistakes = first_of(answers())
+        mistakes = first_answer(answers())
     if mistakes:
         return mistakes
     where = ", ".join(filter(None, (worst.note, worst.place)))

@@ -1,6 +1,5 @@
 """The norm under check: how to build it, how it is called, and its random numbers."""
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Wei
 from minigpt.errors import NormError, raised
 from minigpt.machine import on_threads, one_thread
 from minigpt.norms.foreign.adapt import AdaptedNorm
-from minigpt.norms.foreign.arrays import ArrayFunction, array_function, lacks_gradients
+from minigpt.norms.foreign.arrays import array_function, lacks_gradients
 from minigpt.norms.foreign.builder import Builder
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.formulas import GPT2_EPS
@@ -29,45 +28,32 @@ class Unsupported(NormError):
     """The norm does not support this, and GPT-2 does not need it. The case is not judged, and does not fail."""
 
 
-@dataclasses.dataclass
 class Built:
     """A norm that is built, in eval mode, with its weights.
 
     While it runs, no truth is in memory, where its code could look for it: a case computes the truth after its last
     call.
+
+    Attributes:
+        takes_dtype: False if it raises for any rows of its Parameters' dtype.
+        adapted: the wrapper around somebody else's module; None for a norm that is used as it is.
+        foreign: the module without what was put around it: its class is what a message names.
+        rounds_row: if scale or shift may be applied to a rounded row, by the wrapper or in an RMSNorm like Llama's.
     """
 
-    module: Any
-    subject: "Subject"
-    eps: float
-    takes_dtype: bool  # False if it raises for any rows of its Parameters' dtype
+    def __init__(self, module: Any, subject: "Subject", eps: float, takes_dtype: bool) -> None:
+        self.module, self.subject, self.eps, self.takes_dtype = module, subject, eps, takes_dtype
+        self.adapted = module if isinstance(module, AdaptedNorm) else None
+        self.foreign: nn.Module = self.adapted.norm if self.adapted else module
+        self.lacks_gradients = lacks_gradients(self.foreign)
+        is_completed = self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
+        self.rounds_row = is_completed or not subject.centers
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Its weight and, if it has one, its bias, by name."""
         both = {"weight": self.module.weight, "bias": self.module.bias}
         return {name: parameter for name, parameter in both.items() if parameter is not None}
-
-    @property
-    def adapted(self) -> AdaptedNorm | None:
-        """The wrapper around somebody else's module; None for a norm that is used as it is."""
-        return self.module if isinstance(self.module, AdaptedNorm) else None
-
-    @property
-    def foreign(self) -> nn.Module:
-        """The module without what was put around it: its class is what a message names."""
-        return self.adapted.norm if self.adapted else self.module
-
-    @property
-    def lacks_gradients(self) -> bool:
-        """True for a function of arrays that gives no gradients."""
-        return lacks_gradients(self.foreign)
-
-    @property
-    def rounds_row(self) -> bool:
-        """True if scale or shift may be applied to a rounded row: by the wrapper, or in an RMSNorm like Llama's."""
-        is_completed = self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
-        return is_completed or not self.subject.centers
 
     def __call__(self, x: Tensor, *, dtypes: Sequence[torch.dtype] = ()) -> Tensor:
         """Return the norm of ``x``, in the dtype of ``x`` or one of ``dtypes``.
@@ -169,6 +155,10 @@ class Subject:
         builder: builds it; by default a new one.
 
     Attributes:
+        array_function: the norm as a function of arrays of another package than PyTorch; None if it is none.
+        has_few_shapes: whether its package compiles each operation again for each shape, so that it is asked few.
+        repeats_bits: whether a row must have the same bits alone as among others. PyTorch's and NumPy's sums keep them;
+            other packages choose another order of sums for another shape.
         raises: by dtype, what it raises for any rows of it.
         threads: on how many threads of PyTorch it runs; None for as many as PyTorch has.
     """
@@ -185,6 +175,11 @@ class Subject:
         self.device, self.seed, self.kind = device, seed, kind
         self.builder = builder or Builder(norm)
         self.centers = kind == "layer_norm"  # whether it should subtract the mean
+        function = array_function(self.builder.make)
+        package = "torch" if function is None else function.package.name
+        self.array_function = None if package == "torch" else function
+        self.has_few_shapes = self.array_function is not None and self.array_function.package.compiles_by_shape
+        self.repeats_bits = package in ("torch", "numpy")
         self.raises: dict[torch.dtype, str] = {}
         self.generator = Generator()
         self.drawing_for("")
@@ -255,26 +250,3 @@ class Subject:
         if norms.is_ours(getattr(make, "func", make)):
             return True
         return construct(make, (64,), eps=OTHER_EPS, bias=True).call.takes_eps
-
-    @property
-    def array_function(self) -> ArrayFunction | None:
-        """The norm as a function of arrays of another package than PyTorch; None if it is none."""
-        function = array_function(self.builder.make)
-        if function is not None and function.package.name == "torch":
-            return None
-        return function
-
-    @property
-    def has_few_shapes(self) -> bool:
-        """True if its package compiles each operation again for each shape, so that it is asked few of them."""
-        function = self.array_function
-        return function is not None and function.package.compiles_by_shape
-
-    @property
-    def repeats_bits(self) -> bool:
-        """True if a row must have the same bits alone as among others.
-
-        PyTorch's and NumPy's sums keep them. Other packages choose another order of sums for another shape.
-        """
-        function = self.array_function
-        return function is None or function.package.name == "numpy"
