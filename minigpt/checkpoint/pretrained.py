@@ -14,7 +14,7 @@ from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.read import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
 from minigpt.engine import accelerate
 from minigpt.engine.int8 import why_not_drafted
-from minigpt.engine.supported import path_of
+from minigpt.engine.supported import path_of, why_not
 from minigpt.errors import NormError
 from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
@@ -211,9 +211,9 @@ def _format_of(checkpoint: Checkpoint, files: Files) -> str:
 
 
 def _drafts_of(model: GPT2) -> str:
-    why_not = why_not_drafted(model)
-    if why_not is not None:
-        return f"none: {why_not}"
+    reason = why_not_drafted(model) or why_not(model)
+    if reason is not None:
+        return f"none: {reason}"
     return "int8, while there is one text"
 
 

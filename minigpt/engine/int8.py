@@ -168,13 +168,13 @@ def drafter_of(model: GPT2, is_greedy: bool = False) -> StepKernel:
 
 
 def why_not_drafted(model: GPT2) -> str | None:
-    """Return why drafts in int8 would not pay for this model, or None if they would."""
+    """Return why drafts in int8 would not pay for this model, or None if they would where the kernel serves it."""
     if quantize_of(model):
         return "the model is int8 itself"
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
     if weight_bytes <= CACHED_BYTES:
         return f"the weights take at most {CACHED_BYTES >> 20} MiB, which a processor's cache holds"
-    return why_not(model)
+    return None
 
 
 def int8_share(model: GPT2, is_greedy: bool = False) -> float:
@@ -184,7 +184,7 @@ def int8_share(model: GPT2, is_greedy: bool = False) -> float:
     if is_greedy and _has_common_ids(model):
         head = head_rows(model)
         unread = (len(head) - COMMON_IDS) * head.shape[1]
-        share *= 1 - unread / _parameter_count(model)
+        share *= 1 - unread / sum(parameter.numel() for parameter in model.parameters())
     return share
 
 
@@ -221,10 +221,6 @@ def _count_to_round(model: GPT2, is_greedy: bool) -> int:
     elif _kept(_matrices, head) is None:
         count += head.numel()
     return count
-
-
-def _parameter_count(model: GPT2) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class RoundedWeight(NamedTuple):

@@ -40,11 +40,6 @@ class AtPositions:
         _READING.position_ids = self.outer
 
 
-def current_positions() -> Int[Tensor, "rows seq"] | None:
-    """Return the positions (B, T) or (1, T) of the rows that are read now; None if no model says them."""
-    return _READING.position_ids
-
-
 @register("frozen", exact=False)
 class FrozenLayerNorm(LayerNorm):
     """Divides by an average deviation, collected from calibration text (Heimersheim 2024, arXiv 2409.13710).
@@ -100,7 +95,7 @@ class FrozenLayerNorm(LayerNorm):
             return torch.tensor(False, device=device)
         if not rows:
             return torch.tensor(True, device=device)
-        position_ids = current_positions()
+        position_ids = _READING.position_ids  # None if no model says them
         is_first = self.is_first if position_ids is None else position_ids == 0
         if is_first is None or is_first.shape[-1:] != rows[-1:]:
             return torch.arange(rows[-1], device=device) == 0

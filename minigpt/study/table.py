@@ -127,10 +127,7 @@ class Summaries:
 
     def having(self, names: Iterable[str]) -> list[str]:
         """Return the ``names`` that have a figure in a cell."""
-        return [name for name in names if self._has(name)]
-
-    def _has(self, name: str) -> bool:
-        return any(cell.figures.get(name) for cell in self.cells)
+        return [name for name in names if any(cell.figures.get(name) for cell in self.cells)]
 
     @property
     def is_trained(self) -> bool:
