@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 import minigpt
 from minigpt import CheckpointError, ConfigError, GenerationError, Tokenizer
+from minigpt.tokenizer import LONG_TEXT
 
 TEXTS = [
     "",
@@ -358,15 +359,16 @@ def test_a_long_text_is_not_cut_and_a_short_one_not_filled(tmp_path: Path) -> No
 
 
 SENTENCE = "the dog saw the other dog there, and the dog. "
+LONG = LONG_TEXT + 1  # characters of a text that is not simply encoded
 
 
 @pytest.mark.parametrize(
-    "text", [SENTENCE * 30, "é🙂 \t" * 50, END_OF_TEXT * 40, " " * 900, "x\udfff" * 9], ids="abcde"
+    "piece", [SENTENCE, "é🙂 \t", END_OF_TEXT, " ", "x\udfff"], ids=["words", "emoji", "ends", "spaces", "surrogates"]
 )
 @pytest.mark.parametrize("split", ["Digits", "Isolated", None])
-def test_a_text_has_at_least_so_many_tokens(text: str, split: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_has_at_least_so_many_tokens(piece: str, split: str | None) -> None:
     """And the text of the longest token alone has exactly so many."""
-    monkeypatch.setattr("minigpt.tokenizer.LONG_TEXT", 10)
+    text = piece * (LONG // len(piece) + 1)
     backend = tiny_bpe()
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if split is not None:
@@ -379,7 +381,8 @@ def test_a_text_has_at_least_so_many_tokens(text: str, split: str | None, monkey
         count = len(tokenizer.encode(text))
         print(f"{count} tokens, at least {least}")
         assert least <= count
-    assert tokenizer.least_tokens(END_OF_TEXT * 7) == 7 == len(tokenizer.encode(END_OF_TEXT * 7))
+    ends = LONG // len(END_OF_TEXT) + 1
+    assert tokenizer.least_tokens(END_OF_TEXT * ends) == ends == len(tokenizer.encode(END_OF_TEXT * ends))
     assert tokenizer.least_tokens("short") == 0
 
 
@@ -397,21 +400,18 @@ def takes_spaces(backend: tokenizers.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("change", [drops_spaces, joins_characters, takes_spaces])
-def test_a_tokenizer_that_drops_characters_has_no_least_count(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.tokenizer.LONG_TEXT", 10)
+def test_a_tokenizer_that_drops_characters_has_no_least_count(change: Any) -> None:
     backend = tiny_bpe()
     change(backend)
-    text = "e\u0301 " * 50 + " " * 500 + "<far>"
+    text = "e\u0301 " * 50 + " " * LONG + "<far>"
     assert Tokenizer(backend).least_tokens(text) == 0
 
 
-def test_a_long_text_has_the_ids_of_a_short_one(ours: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = SENTENCE * 3
-    ids = ours.encode(text)
-    monkeypatch.setattr("minigpt.tokenizer.LONG_TEXT", 10)
-    assert ours.encode(text) == ids
+def test_a_long_text_has_the_ids_of_its_sentences(ours: Tokenizer) -> None:
+    many = LONG // len(SENTENCE) + 1
+    assert ours.encode(f" {SENTENCE}".rstrip() * many) == ours.encode(f" {SENTENCE}".rstrip()) * many
     with pytest.raises(GenerationError, match="text must be"):
-        ours.encode("a\udfffb" * 10)
+        ours.encode("a\udfffb" * LONG)
 
 
 # Files that are damaged or of another kind.

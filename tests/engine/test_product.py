@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_same_bits, assert_within, needs_onednn, random_ids, reference_model, rms, small_model
+from torch import nn
 
-from minigpt.engine.product import PIECE, in_float32, onednn_linear, product
+from minigpt.engine.product import PIECE, in_float32, may_replace_addmm, onednn_linear, product
 from minigpt.precision import HALVES
 
 
@@ -62,16 +63,33 @@ def test_halves_that_a_processor_does_not_know_are_multiplied_in_float32(
     assert_within(rms(supplied - truth), torch.finfo(dtype).eps * rms(truth), rms(truth), f"{rows} rows")
 
 
-@pytest.fixture(params=["this processor", pytest.param("oneDNN", marks=needs_onednn), "no instructions for halves"])
-def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This processor, one that multiplies faster by oneDNN, and one without instructions for halves."""
-    if request.param == "oneDNN":
-        monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", True)
-    elif request.param != "this processor":
-        monkeypatch.setattr("minigpt.engine.product.SLOW_HALVES", HALVES)
+class Doubled(nn.Module):
+    """It shows in its result whether another product than PyTorch's may be taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(24, 37))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if may_replace_addmm(x, self.weight) else 1)
 
 
-@pytest.mark.usefixtures("processor")
+def test_no_processor_takes_another_product_in_training_autocast_or_a_graph() -> None:
+    x, doubled = torch.randn(1, 5, 24), Doubled()
+    assert_same_bits(doubled(x), x, "training")
+    with torch.no_grad():
+        exported = torch.export.export(doubled, (x,)).module()
+        assert_same_bits(exported(x), x, "exported")
+        torch.compiler.reset()
+        assert_same_bits(torch.compile(doubled, backend="eager", fullgraph=True)(x), x, "compiled")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert_same_bits(doubled(x), 2 * x, "inference")
+            assert not may_replace_addmm(x.bfloat16(), doubled.weight), "two dtypes"
+            with torch.autocast("cpu", torch.bfloat16):
+                assert_same_bits(doubled(x), x, "autocast")
+
+
 def test_training_autocast_and_reference_arithmetic_are_pytorchs_own() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         x, weight = torch.randn(1, 5, 24, dtype=dtype), torch.randn(24, 37, dtype=dtype, requires_grad=True)
@@ -82,5 +100,6 @@ def test_training_autocast_and_reference_arithmetic_are_pytorchs_own() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             assert product(x.float(), weight.float(), torch.zeros(37)).dtype == torch.bfloat16
         exact = small_model(arithmetic="reference")
+        assert not any(type(part).__module__.startswith("minigpt.engine") for part in exact.modules())
         reference, ids = reference_model(), random_ids(2, 7)
         assert_same_bits(exact(ids), reference(ids).logits, "reference arithmetic")

@@ -1,7 +1,9 @@
 """Drafts in int8: the same tokens as without, in fewer steps."""
 
+import copy
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ import torch
 from helpers import random_ids, small_model
 
 import minigpt
-from minigpt.engine import int8, kernel, quantize_int8, use_kernel
-from minigpt.engine.int8 import drafter_of, int8_share, rounding_seconds
+from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine.int8 import CACHED_BYTES, COMMON_IDS, drafter_of, int8_share, rounding_seconds
 from minigpt.engine.step import StepKernel
 from minigpt.generation import generate
 from minigpt.generation.batch import Batch
@@ -22,12 +24,23 @@ from minigpt.generation.settings import parse_settings
 needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
 
 
+def drafted_at(model: minigpt.GPT2, length: Callable[[], int]) -> minigpt.GPT2:
+    """The model, whose drafts are so long: it keeps the object that chooses for all of its texts."""
+    Drafts(model, "int8").length.next = length
+    return model
+
+
 @pytest.fixture
-def chance(monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """Random numbers, which also decide how long each draft is."""
-    chance = random.Random(0)
-    monkeypatch.setattr(DraftLength, "next", lambda _: chance.randint(0, MOST_DRAFTED))
-    return chance
+def chance() -> random.Random:
+    return random.Random(0)
+
+
+@pytest.fixture(scope="module")
+def large() -> minigpt.GPT2:
+    """A model whose weights fit into no processor's cache, so that drafts may save time."""
+    model = small_model(n_positions=128, n_embd=512, n_layer=6, vocab_size=100, used_vocab_size=80)
+    assert sum(weight.nbytes for weight in model.parameters()) > CACHED_BYTES
+    return model
 
 
 def some_settings(chance: random.Random, vocab: int) -> dict[str, Any]:
@@ -60,7 +73,7 @@ def as_tensors(out: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("count", [25, pytest.param(2000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_at_any_settings_an_int8_draft_changes_no_bit(count: int, dtype: torch.dtype, chance: random.Random) -> None:
-    model = small_model(n_positions=64, dtype=dtype)
+    model = drafted_at(small_model(n_positions=64, dtype=dtype), lambda: chance.randint(0, MOST_DRAFTED))
     drafted = accepted = 0
     for _ in range(count):
         ids = random_ids(chance.choice([1, 1, 2]), chance.randint(1, 20))
@@ -88,6 +101,7 @@ def test_at_any_settings_an_int8_draft_changes_no_bit(count: int, dtype: torch.d
 @pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3, "temperature": 0.8}], ids=["greedy", "sampled"])
 def test_the_demo_writes_the_same_text_and_stops_at_the_same_place(how: dict[str, Any], chance: random.Random) -> None:
     model, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
+    drafted_at(model, lambda: chance.randint(0, MOST_DRAFTED))
     for stop in (None, "the", [".", " and"]):
         settings: Any = {"max_new_tokens": 80, "stop": stop, **how}
         plain = list(minigpt.stream(model, tokenizer, "The old sailor", **settings))
@@ -121,21 +135,21 @@ def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3, "top_k": 30}], ids=["greedy", "sampled"])
-def test_a_greedy_draft_consists_of_the_common_ids(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = small_model(n_positions=64), random_ids(1, 6)
-    monkeypatch.setattr(int8, "COMMON_IDS", 40)
+def test_a_greedy_draft_consists_of_the_common_ids(how: dict[str, Any]) -> None:
+    vocab = 2 * COMMON_IDS + 3
+    model, ids = small_model(n_positions=64, vocab_size=vocab), random_ids(1, 6)
 
     def logits(is_greedy: bool) -> torch.Tensor:
         return drafter_of(model, is_greedy)([5], [0], [0], model.new_cache(1, 8).store)
 
     first = logits(True)
     frequency = model.wte.weight @ model.ln_f.bias
-    common = frequency.topk(40).indices.sort().values
-    rare = torch.ones(83, dtype=torch.bool).index_fill(0, common, False)
+    common = frequency.topk(COMMON_IDS).indices.sort().values
+    rare = torch.ones(vocab, dtype=torch.bool).index_fill(0, common, False)
     assert torch.equal(first[:, common], logits(False)[:, common])
     assert first[:, rare].eq(-torch.inf).all()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    share = 1 - 43 * model.config.n_embd / parameters
+    share = 1 - (vocab - COMMON_IDS) * model.config.n_embd / parameters
     assert int8_share(model, is_greedy=True) == pytest.approx(share * int8_share(model))
     plain = generate(model, ids, max_new_tokens=50, eos_token_id=None, draft=None, **how)
     assert torch.equal(generate(model, ids, max_new_tokens=50, eos_token_id=None, draft="int8", **how), plain)
@@ -182,9 +196,8 @@ def test_a_text_that_others_join_and_leave_is_drafted_again(joins: int) -> None:
 
 
 @needs_kernel
-def test_auto_writes_without_drafts_where_a_weight_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "CACHED_BYTES", 0)
-    model = small_model(n_positions=128, used_vocab_size=80)
+def test_auto_writes_without_drafts_where_a_weight_is_not_finite(large: minigpt.GPT2) -> None:
+    model = copy.deepcopy(large)
     with torch.no_grad():
         model.wte.weight[-1] = torch.nan  # padding of the vocabulary
     ids, how = torch.tensor([[1, 2, 3]]), {"max_new_tokens": 100, "eos_token_id": None}
@@ -194,17 +207,15 @@ def test_auto_writes_without_drafts_where_a_weight_is_not_finite(monkeypatch: py
 @needs_kernel
 @pytest.mark.parametrize(("seconds", "drafts"), [(0.0, True), (60.0, False)])
 def test_auto_drafts_where_the_rounding_is_repaid(
-    seconds: float, drafts: bool, monkeypatch: pytest.MonkeyPatch
+    seconds: float, drafts: bool, large: minigpt.GPT2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8, "CACHED_BYTES", 0)
     asked: list[object] = []
     monkeypatch.setattr(
         "minigpt.generation.drafts.rounding_seconds", lambda model, is_greedy: asked.append(model) or seconds
     )
-    model = small_model(n_positions=128)
     settings = parse_settings(max_new_tokens=100, eos_token_id=None, draft="auto")
-    rows = rows_of(model, [[1, 2, 3]], settings, None)
-    for _ in write_rows(model, rows, settings, 1):
+    rows = rows_of(large, [[1, 2, 3]], settings, None)
+    for _ in write_rows(large, rows, settings, 1):
         pass
     assert (rows[0].drafted > 0, len(asked)) == (drafts, 1)
 
@@ -246,10 +257,9 @@ def test_what_repays() -> None:
 
 
 @needs_kernel
-def test_the_tokens_of_a_draft_before_an_error_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokens_of_a_draft_before_an_error_are_shown() -> None:
     """As without drafts, where each token is shown before the next one is chosen."""
-    monkeypatch.setattr(DraftLength, "next", lambda _: 4)
-    model = small_model(n_positions=64)
+    model = drafted_at(small_model(n_positions=64), lambda: 4)
     settings: Any = {"max_new_tokens": 40, "no_repeat_ngram_size": 1, "suppress_tokens": list(range(8, 83))}
     written = {}
     for draft in (None, "int8"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import reference
-from helpers import SMALL, assert_close, assert_same_bits, left_padding, needs_onednn, random_ids, small_model
+from helpers import SMALL, assert_close, assert_same_bits, left_padding, random_ids, small_model
 from torch import nn
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
@@ -134,9 +134,7 @@ def test_compiled_it_is_the_same_model(masked: bool) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("onednn", [False, pytest.param(True, marks=needs_onednn)], ids=["MKL", "oneDNN"])
-def test_exported_it_reads_texts_of_any_length(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.engine.product.PREFERS_ONEDNN", onednn)
+def test_exported_it_reads_texts_of_any_length() -> None:
     model, ids = small_model(), random_ids(2, 9)
     sizes = {0: torch.export.Dim("batch", max=16), 1: torch.export.Dim("seq", min=2, max=128)}
     with torch.no_grad():
