@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
-from minigpt.engine import accelerate
+from minigpt.engine import accelerate, kernel
 from minigpt.machine import HAS_ONEDNN
 from minigpt.model.mlp import Conv1D
 
@@ -19,6 +19,7 @@ SMALL = {
 }  # fmt: skip
 
 
+needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same_bits, assert_within, max_abs, random_ids, rms, small_model
+from helpers import assert_same_bits, assert_within, max_abs, needs_kernel, random_ids, rms, small_model
 from torch import Tensor, nn
 
 import minigpt
@@ -24,15 +24,12 @@ from minigpt.engine import kernel, plain, quantize_int8, use_kernel
 from minigpt.engine.reader import Reader
 from minigpt.engine.step import StepKernel, step_of
 from minigpt.engine.supported import NORMS, path_of, why_not
-from minigpt.generation.decode import rows_of as rows_to_write
-from minigpt.generation.decode import write_rows
-from minigpt.generation.settings import parse_settings
 from minigpt.model.mlp import Conv1D
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.swap import fit_norms
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+pytestmark = needs_kernel
 ODD: dict[str, Any] = {"vocab_size": 257, "n_positions": 40, "n_embd": 33, "n_head": 1}
 WIDE: dict[str, Any] = {"vocab_size": 100, "n_positions": 70, "n_embd": 132, "n_head": 3, "n_inner": 77}
 
@@ -103,35 +100,6 @@ def test_activations_norms_and_scales(activation: str, norm: str) -> None:
         fit_norms(model, random_ids(4, 20, vocab=model.config.vocab_size))
     logits, truth = against_float64(model, texts_of(3, 9, model.config.vocab_size))
     assert_within(rms(logits - truth), 4e-6 * rms(truth), rms(truth), f"{activation}, {norm}")
-
-
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("rows", [19, 40])
-def test_a_row_depends_neither_on_others_nor_on_threads(kind: str, rows: int) -> None:
-    model = model_of(kind, **WIDE)
-    step = StepKernel(model)
-    store = torch.randn(model.new_cache(rows, 30).store.shape).to(model.wte.weight.dtype)
-    slots, columns = list(range(rows)), [29 - r % 7 for r in range(rows)]
-    together, threads = step(slots, slots, columns, store), torch.get_num_threads()
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            assert_same_bits(step(slots, slots, columns, store), together, f"{count} threads")
-    finally:
-        torch.set_num_threads(threads)
-    for r in (0, 3, 18, rows - 1):
-        assert_same_bits(step([r], [r], [columns[r]], store), together[r : r + 1], f"row {r} alone")
-
-
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-def test_few_rows_of_a_wide_matrix_are_read_as_one(kind: str) -> None:
-    """Sums of several rows stay in a cache by strips of the outputs, the more rows the narrower."""
-    model = model_of(kind, n_embd=256, n_head=2, n_inner=1670, n_layer=1)
-    step, store = StepKernel(model), model.new_cache(9, 4).store
-    alone = torch.cat([step([row], [row], [0], store) for row in range(9)])
-    for rows in range(2, 10):
-        places = list(range(rows))
-        assert_same_bits(step(places, places, [0] * rows, store), alone[:rows], f"{rows} rows")
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
@@ -206,23 +174,6 @@ def test_int8_step_is_the_layers_own_numbers() -> None:
         logits = read(StepKernel(model), ids.tolist(), caches[0].store)
         expected = model(ids, cache=caches[1]).flatten(0, 1)
     assert_within(rms(logits - expected), 1e-4 * rms(expected), rms(expected), "int8")
-
-
-def written(model: Any, prompts: list[list[int]], places: int) -> list[list[int]]:
-    """Return the tokens of every prompt, written in so many places at a time."""
-    settings = parse_settings(max_new_tokens=12, eos_token_id=[3, 5, 8], do_sample=True, seed=1)
-    rows = rows_to_write(model, prompts, settings, None)
-    for _ in write_rows(model, rows, settings, places):
-        pass
-    return [row.ids for row in rows]
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.thorough)])
-def test_rows_that_join_and_leave_write_what_they_write_alone(count: int) -> None:
-    """Prompts of random lengths in 5 places; rows end at random, and others take their places."""
-    model, chance = small_model(), random.Random(0)
-    prompts = [[chance.randrange(83) for _ in range(chance.randint(1, 20))] for _ in range(count)]
-    assert written(model, prompts, 5) == written(model, prompts, 1)
 
 
 def test_generate_takes_the_kernel_by_itself() -> None:

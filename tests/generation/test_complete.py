@@ -7,15 +7,15 @@ import torch
 from checkpoints import tiny_bpe
 from helpers import small_model
 
-from minigpt import GenerationError, Tokenizer
+from minigpt import GPT2, GenerationError, Tokenizer
 from minigpt.generation import Completion, complete, generate, stream
-from minigpt.generation.batch import Batch
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
 pytestmark = pytest.mark.thorough
 
-MODEL = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
+SHAPE: Any = dict(dtype=torch.float64, n_positions=64, vocab_size=300, eos_token_id=[7, 20, 33, 150, 151, 152])
+MODEL = small_model(**SHAPE)
 TOKENIZER = Tokenizer(tiny_bpe(300))
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "", "狗", "x" * 20, "\n\n", "the the the", "a", "1 2 3"]
 SAMPLED = {"do_sample": True, "temperature": 1.5, "top_k": 60, "seed": 70}
@@ -54,11 +54,17 @@ def test_several_texts_of_each_prompt_have_seeds_of_their_own() -> None:
     assert results == {(i, j): alone(prompts[i], 3 * i + j, **how) for i in range(3) for j in range(3)}
 
 
-def test_a_free_place_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def watched() -> tuple[GPT2, list[int]]:
+    """A model, and of how many texts each step has asked its head for logits."""
+    model, sizes = small_model(**SHAPE, tie_word_embeddings=False), list[int]()
+    model.lm_head.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[-2]))
+    return model, sizes
+
+
+def test_a_free_place_is_taken_at_once() -> None:
     """As long as prompts are waiting, every place is writing; and no more steps are made than that takes."""
-    sizes, inner = [], Batch.read
-    monkeypatch.setattr(Batch, "read", lambda batch, *more: (sizes.append(len(batch.rows)), inner(batch, *more))[1])
-    results = list(complete(MODEL, TOKENIZER, TEXTS, batch_size=3, max_new_tokens=30, **SAMPLED))
+    model, sizes = watched()
+    results = list(complete(model, TOKENIZER, TEXTS, batch_size=3, max_new_tokens=30, **SAMPLED))
     lengths = [len(result.ids) for result in results]
     assert len({*lengths}) > 3, "they all end together"
     assert sum(sizes) == sum(lengths)
@@ -66,10 +72,9 @@ def test_a_free_place_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(sizes) == 3
 
 
-def test_texts_come_as_they_are_finished_and_no_sooner_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, inner = [], Batch.read
-    monkeypatch.setattr(Batch, "read", lambda batch, *more: (steps.append(1), inner(batch, *more))[1])
-    results = complete(MODEL, TOKENIZER, TEXTS, max_new_tokens=30, **SAMPLED)
+def test_texts_come_as_they_are_finished_and_no_sooner_worked_on() -> None:
+    model, steps = watched()
+    results = complete(model, TOKENIZER, TEXTS, max_new_tokens=30, **SAMPLED)
     assert not steps
     assert len(next(results).ids) == len(steps)
 

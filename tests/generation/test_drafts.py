@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import random_ids, small_model
+from helpers import needs_kernel, random_ids, small_model
 
 import minigpt
-from minigpt.engine import kernel, quantize_int8, use_kernel
+from minigpt.engine import quantize_int8, use_kernel
 from minigpt.engine.int8 import CACHED_BYTES, COMMON_IDS, drafter_of, int8_share, rounding_seconds
 from minigpt.engine.step import StepKernel
 from minigpt.generation import generate
@@ -20,8 +20,6 @@ from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.drafts import MOST_DRAFTED, DraftLength, Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
-
-needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
 
 
 def drafted_at(model: minigpt.GPT2, length: Callable[[], int]) -> minigpt.GPT2:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import tiny_bpe
-from helpers import small_model
+from helpers import needs_kernel, small_model
 from tokenizers import normalizers, pre_tokenizers, processors
 
 pytest.importorskip("fastapi")
@@ -21,7 +21,6 @@ httpx = pytest.importorskip("httpx")
 
 import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
-from minigpt.engine import kernel  # noqa: E402
 from minigpt.generation.settings import SETTINGS  # noqa: E402
 from minigpt.serve import jobs, scheduler, share_weights  # noqa: E402
 
@@ -145,7 +144,7 @@ def test_requests_of_all_settings_at_once_get_what_generate_gives(
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] in ("stop", "length")
 
 
-@pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+@needs_kernel
 def test_no_bit_of_an_answer_depends_on_the_others() -> None:
     """Texts, scores of prompts and log-probabilities, with windows that slide and copies of a prompt among them."""
     model = small_model(n_positions=64, vocab_size=300, eos_token_id=[7])
@@ -736,7 +735,7 @@ def test_models_and_tokenizer_must_fit() -> None:
         minigpt.serve.app({"demo": small_model("dyt", vocab_size=300)}, tokenizer=TOKENIZER, draft="int8")
 
 
-@pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
+@needs_kernel
 @pytest.mark.parametrize(
     "fields",
     [{"temperature": 0}, {"logprobs": 2, "seed": 2}, {"temperature": 0.7, "seed": 4}, {"n": 3, "seed": 1}],
