@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from minigpt.bench.contestant import Contestant, in_turns
@@ -21,6 +20,9 @@ from minigpt.machine import HAS_BFLOAT16, processor_name, software
 from minigpt.model import GPT2
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import from_pretrained
+from minigpt.report.numerals import count, times
+from minigpt.report.parts import Cell, Number, Part
+from minigpt.report.terminal import printed
 
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")
 DECODE_RATE = "decode_tokens_per_second"
@@ -242,39 +244,31 @@ def _ratio(other: dict[str, Any], ours: dict[str, Any], phase: str) -> float:
 
 def bench_summary(report: dict[str, Any]) -> RenderableType:
     """Return the times of all programs, their speeds, and the limit."""
+    ours, *_ = report["contestants"]
+    rows: list[list[Cell]] = []
+    for contestant in report["contestants"]:
+        name = f"{contestant['name']} {contestant['kind']}"
+        if contestant["acceptance"] is not None:
+            name += ", drafts"
+        spans = ["{median:.0f} ({p20:.0f} to {p80:.0f})".format(**contestant[phase]) for phase in PHASES[:3]]
+        rate, memory = Number(contestant["tokens_per_second"]), Number(contestant["memory_mb"], count)
+        rows.append([name, *spans, rate, Number(_ratio(contestant, ours, "total_ms"), times), memory])
+    heads = ("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB")
     notes = _limit_note(report)
-    acceptance = report["contestants"][0]["acceptance"]
-    if acceptance is not None:
-        notes += f"\n{acceptance:.0%} of the drafted tokens were accepted"
-    headline = Text(_headline(report))
-    table = _times_table(report["contestants"])
-    return Group(headline, table, Text(notes))
+    if ours["acceptance"] is not None:
+        notes += f"\n{ours['acceptance']:.0%} of the drafted tokens were accepted"
+    return Group(*printed([Part("times", "Times", _plan_in_words(report), heads, rows)]), Text(notes))
 
 
-def _headline(report: dict[str, Any]) -> str:
+def _plan_in_words(report: dict[str, Any]) -> str:
     """Return the plan and the machine in words."""
     plan = report["plan"]
     machine = report["environment"]
     return (
         f"batch {plan['batch']}, prompt {plan['prompt_tokens']}, new {plan['new_tokens']}, medians (p20 to p80) of "
         f"{plan['repeats']} interleaved runs, {machine['threads']} threads, {machine['processor']}, "
-        f"load average {machine['load_average']}"
+        f"load average {machine['load_average']}."
     )
-
-
-def _times_table(contestants: list[dict[str, Any]]) -> Table:
-    """Return a row of times, rates and memory for each program. The first is ours."""
-    table = Table("", "prefill ms", "first token ms", "total ms", "tokens/s", "ours", "MiB", box=None, pad_edge=False)
-    for contestant in contestants:
-        name = f"{contestant['name']} {contestant['kind']}"
-        if contestant["acceptance"] is not None:
-            name += ", drafts"
-        times = ["{median:.0f} ({p20:.0f} to {p80:.0f})".format(**contestant[phase]) for phase in PHASES[:3]]
-        rate = f"{contestant['tokens_per_second']:.1f}"
-        ratio = f"{_ratio(contestant, contestants[0], 'total_ms'):.2f} x"
-        memory = f"{contestant['memory_mb']:.0f}"
-        table.add_row(name, *times, rate, ratio, memory)
-    return table
 
 
 def _limit_note(report: dict[str, Any]) -> str:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from minigpt.cli.options import Json
 from minigpt.cli.output import STDOUT, progress, show
@@ -42,6 +40,9 @@ def perplexity(
     """
     from minigpt.checkpoint.norms import described_norms
     from minigpt.judge.perplexity import mean_perplexities, measure, named_texts
+    from minigpt.report.numerals import count, precise
+    from minigpt.report.parts import Cell, Number, Part, cell
+    from minigpt.report.terminal import printed
 
     results: list[tuple[str, Perplexity]] = []
     with progress() as say:
@@ -69,29 +70,25 @@ def perplexity(
     norms = described_norms(model)
     by = f"by {recipe.source} with {norms}"
     fields: dict[str, Any] = {"model": str(recipe.source), "norm": norms, "sites": list(recipe.sites)}
-    rows = []
+    texts_fields = []
+    rows: list[list[Cell]] = []
     for name, result in results:
-        row = {"text": name} | dataclasses.asdict(result)
-        del row["rows"]
-        rows.append(row)
+        of_text = {"text": name} | dataclasses.asdict(result)
+        del of_text["rows"]
+        texts_fields.append(of_text)
+        rows.append(
+            [name, cell(result, "perplexity", precise), cell(result, "loss", precise), cell(result, "scored", count)]
+        )
     if len(results) == 1 and results[0][0] == str(text[0]):
         ((name, result),) = results
-        summary: RenderableType = f"{result.perplexity:.6g}  perplexity of {name} {by}\n{result.protocol}"
-        fields |= rows[0]
+        summary: RenderableType = f"{precise(result.perplexity)}  perplexity of {name} {by}\n{result.protocol}"
+        fields |= texts_fields[0]
     else:
         means = mean_perplexities([result for _, result in results])
-        summary = Group(
-            _table(results),
-            f"{means['perplexity']:.6g}  perplexity of the {means['scored']:,} tokens {by}",
-            f"{means['perplexity_by_text']:.6g}  perplexity of the {len(results):,} texts, each counted once",
-        )
+        rows.append(["all tokens", Number(means["perplexity"], precise), None, Number(means["scored"], count)])
+        rows.append(["each text counted once", Number(means["perplexity_by_text"], precise), None, None])
+        heads = ("text", "perplexity", "loss, nats", "tokens scored")
+        summary = Group(*printed([Part("texts", "Perplexity", f"Of texts, {by}.", heads, rows)]))
         fields |= means
-        fields["texts"] = rows
+        fields["texts"] = texts_fields
     show(summary, fields, STDOUT if json else None)
-
-
-def _table(results: "list[tuple[str, Perplexity]]") -> Table:
-    table = Table("text", "perplexity", "loss, nats", "tokens scored", box=None, pad_edge=False)
-    for name, result in results:
-        table.add_row(Text(name), f"{result.perplexity:.6g}", f"{result.loss:.6g}", f"{result.scored:,}")
-    return table

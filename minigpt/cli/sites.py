@@ -29,7 +29,8 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
         A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text.
     """
     from minigpt.judge.look import look, look_parts
-    from minigpt.report.page import Sheet, render
+    from minigpt.report.page import render
+    from minigpt.report.parts import Sheet
     from minigpt.report.terminal import printed
     from minigpt.swap.fit import rows_of_text
 

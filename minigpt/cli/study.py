@@ -48,10 +48,11 @@ def study(
         plan = read_study(file)
         out.mkdir(parents=True, exist_ok=True)
         rows = run_study(plan, out, say, file=file, ray=ray, cells=cells_with(plan, only or []))
+    from minigpt.report.terminal import printed
     from minigpt.study import page, table
 
     console = ResultConsole()
-    console.print(table.terminal_table(rows))
+    console.print(*printed([table.terminal_part(rows)]))
     reasons = []
     for row in rows:
         if row.get("reason"):

@@ -219,8 +219,14 @@ class CaseResult(Case):
         }
 
     def __str__(self) -> str:
-        verdict = "pass" if self.passed else "FAIL"
-        return f"{verdict} {self.summary}"
+        return f"{self.verdict} {self.summary}"
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in a word, or two."""
+        if not self.is_judged:
+            return "not judged"
+        return "pass" if self.passed else "FAIL"
 
     @property
     def summary(self) -> str:

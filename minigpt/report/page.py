@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -11,10 +10,10 @@ from minigpt.errors import listing
 from minigpt.report import charts, overview, sentences
 from minigpt.report.fields import MOST_NOISE, ReportFields
 from minigpt.report.numerals import brief
-from minigpt.report.parts import KeyFigure, Number, Part, parts_of
+from minigpt.report.parts import Number, Sheet, parts_of
 
 _SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
-VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠"}
+VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠", "NOT JUDGED": "?"}
 
 
 def _pictures_of_controls() -> dict[int, str]:
@@ -27,26 +26,6 @@ def _pictures_of_controls() -> dict[int, str]:
 
 
 _CONTROLS = _pictures_of_controls()
-
-
-class Sheet(NamedTuple):
-    """A head, and parts below it.
-
-    Attributes:
-        kind: PASS, FAIL or DIFFERENT, for the sign before the heading; empty for none.
-        subject: the line above the heading; ``about`` and ``sentences`` are below it.
-        summary: names a sheet that is folded.
-        tiles: the most important figures: a name, a number, and the words below it.
-    """
-
-    heading: str
-    parts: Sequence[Part]
-    kind: str = ""
-    subject: str = ""
-    about: str = ""
-    sentences: Sequence[str] = ()
-    tiles: Sequence[KeyFigure] = ()
-    summary: str = ""
 
 
 def report_page(*reports: ReportFields) -> str:

@@ -105,6 +105,26 @@ class Part(NamedTuple):
         return [(self.rows[:MOST_OPEN], ""), (rest, f"The other {len(rest)}")]
 
 
+class Sheet(NamedTuple):
+    """A head, and parts below it.
+
+    Attributes:
+        kind: PASS, FAIL, DIFFERENT or NOT JUDGED, for the sign before the heading; empty for none.
+        subject: the line above the heading; ``about`` and ``sentences`` are below it.
+        summary: names a sheet that is folded.
+        tiles: the most important figures: a name, a number, and the words below it.
+    """
+
+    heading: str
+    parts: Sequence[Part]
+    kind: str = ""
+    subject: str = ""
+    about: str = ""
+    sentences: Sequence[str] = ()
+    tiles: Sequence[KeyFigure] = ()
+    summary: str = ""
+
+
 def parts_of(report: ReportFields) -> list[Part]:
     """Return the parts that a report has something for, the most important first."""
     central = {"logits": _logits, "distribution": _distribution}

@@ -11,7 +11,7 @@ from minigpt.report import overview, sentences
 from minigpt.report.fields import ReportFields
 from minigpt.report.parts import Part, parts_of
 
-STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow"}
+STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow", "NOT JUDGED": "bold"}
 
 
 def parity_summary(report: ReportFields) -> RenderableType:
@@ -20,10 +20,16 @@ def parity_summary(report: ReportFields) -> RenderableType:
     Args:
         report: made by a judgement, or read from a JSON file.
     """
-    lines: list[RenderableType] = [outcome(report.outcome, f"{sentences.heading(report)}: {sentences.about(report)}")]
-    for sentence in sentences.sentences(report):
-        lines.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
-    return Group(*lines, *printed(parts_of(report)))
+    about = f"{sentences.heading(report)}: {sentences.about(report)}"
+    return judged(report.outcome, about, sentences.sentences(report), parts_of(report))
+
+
+def judged(verdict: str, about: str, lines: Sequence[str], parts: Sequence[Part]) -> RenderableType:
+    """Return a verdict with what it is about, the sentences on it, and parts."""
+    shown: list[RenderableType] = [outcome(verdict, about)]
+    for sentence in lines:
+        shown.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
+    return Group(*shown, *printed(parts))
 
 
 def reports_table(reports: Sequence[ReportFields]) -> RenderableType:

@@ -16,8 +16,8 @@ from markupsafe import Markup
 
 from minigpt.choices import words_of
 from minigpt.errors import ConfigError, listing, to_install
-from minigpt.report.page import VERDICT_SIGNS, Sheet, render
-from minigpt.report.parts import Cell, Number, Part
+from minigpt.report.page import VERDICT_SIGNS, render
+from minigpt.report.parts import Cell, Number, Part, Sheet
 from minigpt.study import table
 from minigpt.study.study import CellRow
 
@@ -107,9 +107,7 @@ def _table_row(summaries: table.Summaries, cell: table.Summary, columns: list[st
     sign = VERDICT_SIGNS.get(cell.outcome, "✗")
     verdict = Markup("{}&nbsp;{}").format(sign, reports.link(cell))
     row: list[Cell] = [named, verdict]
-    for name in columns:
-        row.append(_number(cell.figures[name], summaries.columns[name]))
-    return row
+    return row + [cell.figures[name] for name in columns]
 
 
 def _reasons(summaries: table.Summaries) -> Part:
@@ -160,13 +158,6 @@ def _spaced(label: str) -> str:
 def _lines(label: str, width: int) -> str:
     """Return a label in lines of at most so many characters. A pattern's hyphen ends none."""
     return "\n".join(textwrap.wrap(_spaced(label), width, break_on_hyphens=False))
-
-
-def _number(figure: table.Figure | None, column: table.Column) -> Cell:
-    if figure is None:
-        return None
-    text = table.format_figure(figure, column)
-    return Number(figure.mean, lambda _: text)
 
 
 def figures(rows: list[CellRow]) -> dict[str, str]:
@@ -256,14 +247,14 @@ def _losses_by_step(curves: list[list[list[float]]]) -> tuple[list[float], Any]:
     return steps, np.array(losses)
 
 
-def _cells(axes: Any, cells: list[tuple[str, table.Figure, str]], column: table.Column) -> None:
+def _cells(axes: Any, cells: list[tuple[str, Number, str]], column: table.Column) -> None:
     """Draw a figure of each cell with its standard error, from its label, its figure and its colour."""
-    _scale(axes, [abs(figure.mean) for _, figure, _ in cells], column)
+    _scale(axes, [abs(figure.value or 0.0) for _, figure, _ in cells], column)
     style = {"fmt": "o", "markersize": 4, "capsize": 3, "linewidth": 1.2}
     labels = []
     for place, (label, figure, colour) in enumerate(cells):
         labels.append(_lines(label, 34))
-        axes.errorbar(figure.mean, place, xerr=figure.error or 0.0, color=colour, **style)
+        axes.errorbar(figure.value, place, xerr=figure.error or 0.0, color=colour, **style)
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)
     axes.set(yticks=range(len(cells)), xlabel=column.title, ylim=(len(cells) - 0.5, -0.5))

@@ -8,28 +8,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from minigpt.judge.measures import mean_by_rows
 from minigpt.progress import duration
-from minigpt.report.numerals import brief, percent
+from minigpt.report.fields import Form
+from minigpt.report.numerals import brief, percent, precise
+from minigpt.report.parts import Cell, Number, Part
 from minigpt.study.settings import LAYER_NORM
 from minigpt.study.study import DIVERGED, FAILED, CellRow
 
 IDENTITY = ("model", "norm", "sites", "seed", "fit")
 OF_A_SWAP = ("norm", "sites", "keep", "fit", "schedule")  # settings that a control does not have
-MINUS, DASH = "\u2212", "\u2013"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A figure: its name, its unit, whether it is a difference, and how many digits it has if its error is unknown."""
+    """A figure: its name, its unit, how it is shown, and whether it is a difference."""
 
     head: str
     unit: str = ""
+    form: Form = brief
     is_difference: bool = False
-    digits: int = 3
 
     @property
     def title(self) -> str:
@@ -45,33 +43,22 @@ SWAPPED: Columns = {
     "ratio": Column("error over the noise floor", "×"),  # noqa: RUF001
     "kl_mean": Column("KL, mean", "nats"),
     "kl_median": Column("KL, median", "nats"),
-    "top1_agreement": Column("same top token", "%"),
+    "top1_agreement": Column("same top token", form=percent),
     "loss_change": Column("loss over the original", "nats", is_difference=True),
-    "perplexity_before": Column("perplexity of the original", digits=4),
-    "perplexity_after": Column("perplexity", digits=4),
+    "perplexity_before": Column("perplexity of the original", form=precise),
+    "perplexity_after": Column("perplexity", form=precise),
 }
 TRAINED: Columns = {
-    "loss": Column("held-out loss", "nats", digits=4),
+    "loss": Column("held-out loss", "nats", form=precise),
     "over_baseline": Column("over the control", "nats", is_difference=True),
-    "perplexity_recovered": Column("perplexity", digits=4),
+    "perplexity_recovered": Column("perplexity", form=precise),
     "kl_recovered": Column("KL, mean", "nats"),
     "kl_median_recovered": Column("KL, median", "nats"),
-    "top1_recovered": Column("same top token", "%"),
+    "top1_recovered": Column("same top token", form=percent),
 }
 FINAL: Columns = {"entropy": Column("entropy", "nats")}
 TIME: Columns = {"seconds": Column("time", "s")}
-ON_TERMINAL = {
-    "ratio": "of noise", "kl_mean": "KL mean, nats", "perplexity_before": "original's perplexity",
-    "perplexity_after": "swapped", "perplexity_recovered": "trained", "over_baseline": "over control, nats",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A mean, and its standard error; None if it is unknown."""
-
-    mean: float
-    error: float | None
+ON_TERMINAL = ("ratio", "kl_mean", "perplexity_before", "perplexity_after", "perplexity_recovered", "over_baseline")
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ class Summary:
     Attributes:
         settings: the row of its first seed.
         outcome: FAILED, DIVERGED or FAIL if one of the seeds is.
-        figures: by name; None where a seed lacks it.
+        figures: by name, with their standard errors; None where a seed lacks it.
         curves: of each seed, the losses over the steps.
     """
 
@@ -90,7 +77,7 @@ class Summary:
     reasons: list[str]
     commands: list[str]
     seeds: int
-    figures: dict[str, Figure | None]
+    figures: dict[str, Number | None]
     curves: list[list[list[float]]]
 
 
@@ -157,7 +144,7 @@ def summarize(rows: list[CellRow]) -> Summaries:
             over[name] = over_what
         for cell, group, error in zip(cells, groups, errors, strict=True):
             mean = _mean(group, name)
-            cell.figures[name] = None if mean is None else Figure(mean, error)
+            cell.figures[name] = None if mean is None else Number(mean, columns[name].form, error)
     return Summaries(cells, settings, columns, over)
 
 
@@ -326,21 +313,16 @@ def stages(table: Summaries) -> dict[str, list[str]]:
     return {"At the swap": table.having(SWAPPED), "After training": table.having([*TRAINED, *final])}
 
 
-def terminal_table(rows: list[CellRow]) -> Table:
+def terminal_part(rows: list[CellRow]) -> Part:
     """Return the most important columns for the terminal. A setting that all cells share is left out."""
     table = summarize(rows)
-    figures = table.having(ON_TERMINAL)
-    heads = [in_words(name) for name in table.varying]
-    heads += ["verdict", *(ON_TERMINAL[name] for name in figures)]
-    shown = Table(*heads, box=None, pad_edge=False)
+    names = table.having(ON_TERMINAL)
+    heads = [*map(in_words, table.varying), "verdict", *map(table.head, names)]
+    lines: list[list[Cell]] = []
     for cell in table.cells:
-        settings = [Text(format_setting(cell.settings.get(name))) for name in table.varying]
-        numbers = [format_figure(cell.figures[name], table.columns[name]) for name in figures]
-        shown.add_row(*settings, cell.outcome, *numbers)
-    over = dict.fromkeys(table.errors[name] for name in figures if name in table.errors)
-    if over:
-        shown.caption = f"± is the standard error over {' or '.join(over)}"
-    return shown
+        settings = [format_setting(cell.settings.get(name)) for name in table.varying]
+        lines.append([*settings, cell.outcome, *(cell.figures[name] for name in names)])
+    return Part("cells", "Cells", "\u00b1 is the standard error.", heads, lines)
 
 
 def csv_table(rows: list[CellRow]) -> str:
@@ -415,43 +397,9 @@ def _amounts(rows: list[CellRow]) -> dict[str, str]:
     return amounts
 
 
-def format_figure(figure: Figure | None, column: Column) -> str:
-    """Return a figure in the unit of its column, in the digits that its error leaves: 0.2869 ± 0.0031."""
-    if figure is None:
-        return DASH
-    is_percent = column.unit == "%"
-    sign = _sign(figure.mean, column)
-    if not figure.error:
-        if is_percent:
-            return percent(figure.mean).removesuffix("%")
-        return sign + brief(abs(figure.mean), column.digits)
-    scale = 100 if is_percent else 1
-    x = abs(scale * figure.mean)
-    error = scale * figure.error
-    exponent = 0
-    largest = max(x, error)
-    if not 1e-3 <= largest < 1e6:
-        exponent = math.floor(math.log10(largest))
-    unit = 10.0**exponent
-    digits = max(0, 1 - math.floor(math.log10(error / unit)))  # two of the error
-    text = f"{sign}{x / unit:,.{digits}f} ± {error / unit:,.{digits}f}"
-    if exponent:
-        return f"({text})e{exponent}"
-    return text
-
-
-def _sign(x: float, column: Column) -> str:
-    """Return a minus, or a plus of a difference."""
-    if x < 0:
-        return MINUS
-    if x > 0 and column.is_difference:
-        return "+"
-    return ""
-
-
 def format_setting(value: Any) -> str:
     """Return a setting as a cell of the table shows it."""
-    return DASH if value is None else str(value)
+    return "\u2013" if value is None else str(value)
 
 
 def in_words(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from minigpt.report.numerals import brief
 from minigpt.study.study import CellRow
-from minigpt.study.table import format_figure, format_setting, summarize
+from minigpt.study.table import format_setting, summarize
 
 KINDS = ("float32", "bfloat16", "int8")
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -89,7 +89,7 @@ def of_study(study: str) -> str:
     heads = [*(name.replace("_", " ") for name in table.varying), *map(table.head, figures)]
     lines = [
         [*(format_setting(cell.settings.get(name)) for name in table.varying),
-         *(format_figure(cell.figures[name], table.columns[name]) for name in figures)]
+         *(format_setting(cell.figures[name]) for name in figures)]
         for cell in table.cells
     ]  # fmt: skip
     return markdown(heads, lines).replace("*", r"\*")

@@ -15,6 +15,7 @@ from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary, spr
 from minigpt.bench.programs import Memory, Minigpt, Transformers, weight_bytes
 from minigpt.cli.commands import app
 from minigpt.cli.output import show
+from minigpt.report.numerals import times
 
 PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 3]]
 
@@ -116,4 +117,4 @@ def test_the_figures_follow_from_the_times(folder: Path, capsys: pytest.CaptureF
     share = undrafted["decode_tokens_per_second"] / limit["by_memory"]
     assert report["share_of_limit"]["by_memory"] == pytest.approx(share)
     show(bench_summary(report), report, None)
-    assert f"{ratio:.2f} x" in capsys.readouterr().out
+    assert times(ratio) in capsys.readouterr().out

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from minigpt.report.numerals import brief
+from minigpt.report.parts import Number
 from minigpt.study.page import figures, page
-from minigpt.study.table import TRAINED, Column, Figure, csv_table, format_figure, summarize
+from minigpt.study.table import TRAINED, csv_table, summarize
 
 DOCS = Path(__file__).parents[2] / "docs" / "study.md"
 ROW: dict[str, Any] = {
@@ -24,22 +26,6 @@ ROW: dict[str, Any] = {
     "protocol": {"texts": {"text": "held.txt, SHA-256 0123", "training text": "train.txt"},
                  "versions": {"torch": "2.13"},},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("figure", "column", "text"),
-    [
-        (Figure(1.1913504, 8.2e-5), Column("x"), "1.191350 ± 0.000082"),
-        (Figure(0.979, 0.0053), Column("x", "%"), "97.90 ± 0.53"),
-        (Figure(-3.48e-7, 1e-7), Column("x", is_difference=True), "(−3.5 ± 1.0)e-7"),  # noqa: RUF001
-        (Figure(361222.2, 130.0), Column("x"), "361,222 ± 130"),
-        (Figure(0.0127, None), Column("x", is_difference=True), "+0.0127"),
-        (Figure(0.0, 0.0), Column("x"), "0"),
-        (None, Column("x"), "–"),  # noqa: RUF001
-    ],
-)
-def test_the_digits_are_those_that_the_error_leaves(figure: Figure | None, column: Column, text: str) -> None:
-    assert format_figure(figure, column) == text
 
 
 def study_of_seeds(over_seeds: float, over_rows: float) -> tuple[list[dict[str, Any]], dict[int, torch.Tensor]]:
@@ -67,10 +53,10 @@ def test_a_column_has_the_larger_error_and_its_head_names_it(over_seeds: float, 
     rows, worse = study_of_seeds(over_seeds, over_rows)
     table = summarize(rows)
     control, rms = (cell.figures["over_baseline"] for cell in table.cells)
-    assert control == Figure(0, 0)
+    assert control == Number(0, brief, 0)
     assert rms is not None
     means = [float(part.mean()) / 50 for part in worse.values()]
-    assert rms.mean == pytest.approx(statistics.fmean(means))
+    assert rms.value == pytest.approx(statistics.fmean(means))
     of_seeds = statistics.stdev(means) / 3**0.5
     of_rows = statistics.fmean(float(part.std()) / 50 / 400**0.5 for part in worse.values())
     assert rms.error == pytest.approx(max(of_seeds, of_rows), rel=1e-6)
@@ -87,7 +73,7 @@ def test_rows_of_text_of_different_lengths_count_by_their_tokens() -> None:
     figure = summarize([ROW | {"text_rows": torch.stack([lengths, sums], 1).tolist()}]).cells[0].figures["loss"]
     assert figure is not None
     left_out = (sums.sum() - sums) / (lengths.sum() - lengths)
-    assert figure.mean == pytest.approx(float(sums.sum() / lengths.sum()))
+    assert figure.value == pytest.approx(float(sums.sum() / lengths.sum()))
     assert figure.error == pytest.approx(
         float(((left_out - left_out.mean()).square().sum() * 59 / 60).sqrt()), rel=0.05
     )
