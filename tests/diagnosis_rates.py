@@ -43,7 +43,7 @@ def diagnose(original: Original, program: Any) -> tuple[float, float, list[Diagn
         for prompt in original.truth.prompts:
             sums.add(runner.logits(prompt).double() - original.truth.logits(prompt))
         begun = time.perf_counter()
-        found = find_mistakes(original.truth, runner, silent)
+        found, _ = find_mistakes(original.truth, runner, silent)
     return sums.rms / original.truth.floor.prompts.rms, time.perf_counter() - begun, found
 
 

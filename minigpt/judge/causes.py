@@ -18,6 +18,14 @@ def is_quick(truth: Truth) -> bool:
     return is_gpt2 and truth.facts.shape.weights <= QUICK
 
 
+def is_off_at_once(figures: ParityFigures) -> bool:
+    """Return whether the first block is off, or the second norm, as in a narrower format; True if neither is known."""
+    errors = [(block.error, block.noise) for block in figures.blocks[:1]]
+    if not errors:
+        errors = [(site.propagated_error, site.noise) for site in figures.norm_sites[1:2]]
+    return all(error > MOST_NOISE * noise for error, noise in errors)
+
+
 def explain(
     truth: Truth, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
 ) -> Causes:
@@ -26,7 +34,9 @@ def explain(
     Args:
         diagnose: None for a FAIL of a small GPT-2 alone.
     """
-    precision = precision_of(figures.logits.rms_error, truth.precisions)
+    precision = None
+    if verdict.passed or is_off_at_once(figures):
+        precision = precision_of(figures.logits.rms_error, truth.precisions)
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
     if diagnose is None:
@@ -42,6 +52,7 @@ def explain(
     from minigpt.judge.diagnosis import DiagnosisError, find_mistakes
 
     try:
-        return Causes(precision=precision, diagnosis=find_mistakes(truth, runner, say))
+        diagnosis, may_be_rounded = find_mistakes(truth, runner, say)
     except DiagnosisError as error:
         return Causes(precision=precision, notes=[f"{error}."])
+    return Causes(precision=precision if may_be_rounded else None, diagnosis=diagnosis)

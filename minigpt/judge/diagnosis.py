@@ -31,8 +31,10 @@ class DiagnosisError(MiniGPTError):
     """A diagnosis that is not possible; the verdict stays."""
 
 
-def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
-    """Return the mistakes that give the candidate's logits; none if no known one does.
+def find_mistakes(truth: Truth, runner: Runner, say: Say) -> tuple[list[Diagnosed], bool]:
+    """Return the mistakes that give the candidate's logits, and whether a narrower format may explain its error.
+
+    There are none if no known mistake gives the logits. No format explains an error that is mostly one of mistakes.
 
     Raises:
         DiagnosisError: if the original's files are gone, or hold another model now.
@@ -51,7 +53,8 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> list[Diagnosed]:
         return [text_of(truth, runner, sample) for sample in whole[:1]]
 
     noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.precisions)
-    return MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say).find()
+    search = MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say)
+    return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
 
 
 def open_network(truth: Truth) -> Network:

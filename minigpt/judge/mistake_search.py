@@ -177,7 +177,7 @@ class MistakeSearch:
         return self._told(self.nearest_pairs) if self._is_explained(self.nearest_pairs) else None
 
     def _by_precision(self) -> list[Diagnosed] | None:
-        return [] if self.noise.is_like_a_half(self.right.distance) else None
+        return [] if self.is_like_a_half and not self.is_mostly_of_mistakes else None
 
     def _by_another_head(self) -> list[Diagnosed] | None:
         """Explain the error by another matrix in the head."""
@@ -213,6 +213,17 @@ class MistakeSearch:
             return None
         is_large = self._falls(nearest) >= LIMITS.certain and abs(nearest.share - 1) <= LIMITS.whole / 2
         return self._told(self.nearest) if is_large or self._leaves_a_half(nearest) else None
+
+    @property
+    def is_like_a_half(self) -> bool:
+        """True if the error is as large as that of a narrower format."""
+        return self.noise.is_like_a_half(self.right.distance)
+
+    @cached_property
+    def is_mostly_of_mistakes(self) -> bool:
+        """Whether one or two mistakes take most of the error away."""
+        nearest = [*self.nearest[:1], *self.nearest_pairs[:1]]
+        return any(self._falls(prediction) >= LIMITS.certain for prediction in nearest)
 
     # Which mistakes are tried
 

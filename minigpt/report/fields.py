@@ -525,7 +525,8 @@ class Causes:
     """The causes of a verdict.
 
     Attributes:
-        precision: the dtype whose own error in transformers is nearest to the candidate's.
+        precision: the dtype whose own error in transformers is nearest to the candidate's; None if the first block is
+            right, or if known mistakes take most of the error away.
         diagnosis: mistakes that give the candidate's logits, one on top of the other; empty if no known one does; None
             if none was sought.
         notes: why there is no diagnosis, though one was due.

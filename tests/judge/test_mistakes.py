@@ -125,6 +125,33 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
     assert precision_line(report)[0].endswith("at bfloat16: it computes in bfloat16.")
 
 
+ANNOTATED = {"ddof": 1, "eps_outside": True, "eps": 1e-6}  # the norm of the Annotated Transformer
+
+
+@pytest.mark.parametrize("act", ["tanh", "erf"])
+def test_an_error_that_is_mostly_of_a_mistake_is_none_of_a_precision(act: str) -> None:
+    """Its size is near that of bfloat16 on the demo."""
+    original = minigpt.Original("demo", device="cpu")
+    report = judged(original, act=act, **ANNOTATED)
+    size = precision_of(report.logits.rms_error, original.truth.precisions)
+    assert size is not None
+    assert size.like == "bfloat16"
+    assert report.precision is None
+    assert report.diagnosis is None or all("rounded" not in found.mistake for found in report.diagnosis)
+
+
+def test_an_error_that_begins_behind_the_first_block_is_none_of_a_precision(original: minigpt.Original) -> None:
+    model = minigpt.from_pretrained(original.truth.facts.place, device="cpu")
+    size = original.truth.precisions["bfloat16"]
+    head = original.judge(model).logits.rms_error
+    with torch.no_grad():
+        model.ln_f.bias += 0.05
+    report = original.judge(model, diagnose=False)
+    print(f"{report.logits.rms_error:.3g}, of bfloat16 {size:.3g}, before {head:.3g}")
+    assert not report.passed
+    assert report.precision is None
+
+
 def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Original) -> None:
     program = planted.Program(original.truth.facts.place)
     report = original.judge(lambda ids: program(ids), diagnose=True)
