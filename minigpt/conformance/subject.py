@@ -42,12 +42,14 @@ class Built:
     """
 
     def __init__(self, module: Any, subject: "Subject", eps: float, takes_dtype: bool) -> None:
-        self.module, self.subject, self.eps, self.takes_dtype = module, subject, eps, takes_dtype
+        self.module, self.subject = module, subject
+        self.eps, self.takes_dtype = eps, takes_dtype
         self.adapted = module if isinstance(module, AdaptedNorm) else None
         self.foreign: nn.Module = self.adapted.norm if self.adapted else module
         self.lacks_gradients = lacks_gradients(self.foreign)
-        is_completed = self.adapted is not None and (self.adapted.multiplies or self.adapted.adds)
-        self.rounds_row = is_completed or not subject.centers
+        self.rounds_row = not subject.centers
+        if self.adapted and (self.adapted.multiplies or self.adapted.adds):
+            self.rounds_row = True
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
