@@ -42,6 +42,14 @@ def saved(model: GPT2LMHeadModel, folder: Path, **how: Any) -> Path:
     return folder
 
 
+def noisy(dtype: str = "float32", **fields: Any) -> GPT2LMHeadModel:
+    """A model whose norms subtract a mean so large that their input's other digits are lost at the dtype."""
+    model = reference(std=0.3, **fields)
+    with torch.no_grad():
+        model.transformer.wte.weight += 1e4 if dtype == "float32" else 100
+    return model
+
+
 def talking(folder: Path, *, std: float = 0.3, n_layer: int = 1, **fields: Any) -> Path:
     """``folder``, with a checkpoint of one layer and a tokenizer of 300 tokens in it."""
     saved(reference(std=std, vocab_size=300, n_layer=n_layer, **fields), folder)

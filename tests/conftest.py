@@ -4,6 +4,7 @@ minigpt is imported here first, and nowhere before: an import hook can check onl
 """
 
 import importlib.util
+import io
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import jaxtyping
 import pytest
 import torch
+from command_line import Ended, Run
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -99,6 +101,38 @@ def original(folder: Path) -> "minigpt.Original":
     import minigpt
 
     return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, gradients=True, device="cpu")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``minigpt`` with these words within this process, at a terminal wide enough for every line."""
+    from minigpt.cli import main
+
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def call(*words: object, stdin: bytes | io.BytesIO = b"") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, words)])
+        stream = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(ended.value.code or 0, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, empty, in which this process makes its temporary files during a test."""
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    return tmp_path / "temp"
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be looked up on the hub fails with the hub's message, and not after a look-up."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="session", params=["cpu", *GPUS])

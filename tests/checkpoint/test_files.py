@@ -16,7 +16,8 @@ from minigpt import CheckpointError
 from minigpt.checkpoint import Files, local_place
 from minigpt.checkpoint.contents import read_stable, unchanged
 from minigpt.cli.commands import app
-from minigpt.generation import settings
+
+pytestmark = pytest.mark.usefixtures("offline")  # a name that should have been refused as a path fails at once
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -64,12 +65,6 @@ def test_a_bad_index(content: Any, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(raw)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
         Files.at(tmp_path).weights()
-
-
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that should have been refused as a path fails here with the hub's message, and not after a look-up."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def test_a_folder_and_a_bare_file_are_themselves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +145,12 @@ def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path
         return from_file(file)
 
     from_file = tokenizers.Tokenizer.from_file
-    check = settings.check_settings
-    monkeypatch.setattr(settings, "check_settings", lambda values: (reads.append("settings"), check(values))[1])
     monkeypatch.setattr("minigpt.checkpoint.local_place", find)
     monkeypatch.setattr("tokenizers.Tokenizer.from_file", parse)
     sys.addaudithook(note)
     assert not app(["generate", "the", "--model", watched, "--max-new-tokens", "2"], standalone_mode=False)
     watched = ""
-    names = ("place", "settings", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    names = ("place", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
     assert {name: reads.count(name) for name in names} == dict.fromkeys(names, 1)
 
 

@@ -183,7 +183,7 @@ def test_a_tokenizer_library_that_panics_is_a_sentence(tmp_path: Path, monkeypat
     def panic(*_: object, **__: object) -> None:
         raise Panic("index out of bounds")
 
-    monkeypatch.setattr(tokenizer, "backend", SimpleNamespace(encode=panic, model=None))
+    tokenizer.backend = SimpleNamespace(encode=panic, model=None)
     with pytest.raises(GenerationError, match="cannot read 'the dog': index out of bounds"):
         tokenizer.encode("the dog")
     monkeypatch.setattr("minigpt.tokenizer._read", panic)

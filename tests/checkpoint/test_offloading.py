@@ -102,9 +102,7 @@ def test_norms_are_in_memory_and_matrices_are_not(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-5)
 
 
-def test_the_folder_for_weights_goes_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+def test_the_folder_for_weights_goes_with_the_model(tmp_path: Path, temporary: Path) -> None:
     random_model("mixtral").save_pretrained(tmp_path / "model")
     model = opened(tmp_path / "model", torch.float32, 0)
     assert len([*(tmp_path / "temp").rglob("*.safetensors")]) == 4  # experts, as their modules have them

@@ -1,5 +1,6 @@
 """The command line: what goes to which stream, with which exit status; and what it says to bad input."""
 
+import contextlib
 import inspect
 import io
 import json
@@ -11,49 +12,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from checkpoints import reference, saved, talking, tiny_bpe
+from command_line import Ended, Run, complaint, judge
 from foreign import write_book
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import minigpt
 from minigpt.checkpoint import contents
-from minigpt.cli import main
 from minigpt.cli.commands import COMMANDS
 from minigpt.cli.output import PULSE
-
-
-class Ended(NamedTuple):
-    """A command that has run."""
-
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs ``minigpt`` with these words within this process, at a terminal wide enough for every line."""
-    monkeypatch.setenv("COLUMNS", "500")
-
-    def call(*words: object, stdin: bytes | io.BytesIO = b"") -> Ended:
-        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, words)])
-        stream = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Ended(ended.value.code or 0, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +51,6 @@ def command(*words: object) -> list[str]:
 def environment(**more: str) -> dict[str, str]:
     """One thread, so that a process costs what it must; no width, which a pipe has not."""
     return {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"OMP_NUM_THREADS": "1"} | more
-
-
-def complaint(ended: Ended) -> str:
-    """The one line of an error: nothing else on either stream, and status 2."""
-    assert ended.status == 2, ended
-    assert ended.out == "", "an error belongs on standard error"
-    assert re.fullmatch(r"error: [^\n]{10,}\n", ended.err), ended.err
-    assert "Traceback" not in ended.err
-    return ended.err
 
 
 # Help and version
@@ -190,10 +154,6 @@ def test_control_characters_are_escaped_on_a_terminal_and_raw_in_a_pipe(
 
 
 # parity
-
-
-def judge(run: Run, folder: Path, *words: object) -> Ended:
-    return run("parity", "--model", folder, "--device", "cpu", "--prompt", "the dog", *words)
 
 
 def test_parity_that_does_not_hold(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -429,10 +389,9 @@ def test_no_line_of_progress_comes_after_the_result(monkeypatch: pytest.MonkeyPa
             written.append(text)
             return len(text)
 
-    monkeypatch.setattr("sys.stderr", SlowStream())
     monkeypatch.setattr("minigpt.cli.output.LINE_SECONDS", 0.001)
     for _ in range(3):
-        with PULSE.beating():
+        with contextlib.redirect_stderr(SlowStream()), PULSE.beating():
             time.sleep(0.08)
         before = list(written)
         time.sleep(0.15)

@@ -1,4 +1,3 @@
-# ruff: noqa: F811  (the fixture "run" is imported)
 """minigpt parity --engine: a file in another program, beside a model and beside a record."""
 
 import json
@@ -6,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import reference, saved
-from test_cli import Run, complaint, run  # noqa: F401
+from command_line import Run, complaint
 
 import minigpt
 

@@ -1,4 +1,3 @@
-# ruff: noqa: F811  (the fixture "run" is imported)
 """No option does nothing: in every mode of every command, each one changes the result or is refused in a sentence."""
 
 import json
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 import typer
 from checkpoints import talking
+from command_line import Run, complaint
 from safetensors.torch import load_file, save_file
-from test_cli import Run, complaint, run  # noqa: F401
 
 import minigpt
 from minigpt.choices import words_of

@@ -1,16 +1,16 @@
-# ruff: noqa: F811  (the fixture "run" is imported)
 """minigpt parity of many pairs, against an original, and by a budget; minigpt perplexity."""
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import talking
+from checkpoints import noisy, saved, talking
+from command_line import Run, complaint, judge
 from safetensors.torch import load_file, save_file
-from test_cli import Run, complaint, judge, run  # noqa: F401
 
 import minigpt
 
@@ -91,9 +91,9 @@ def test_code_that_changes_the_process(run: Run, folder: Path, tmp_path: Path) -
     assert "changes the process" in " ".join(ended.out.split())
 
 
-def test_a_suspect_reference_is_status_2(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.judge.read_truth.MOST_FLOOR", {torch.float32: 1e-12})
-    assert "so it cannot be the reference" in complaint(judge(run, folder))
+def test_a_suspect_reference_is_status_2(run: Run, folder: Path, tmp_path: Path) -> None:
+    suspect = saved(noisy(vocab_size=300, n_layer=1), shutil.copytree(folder, tmp_path / "suspect"))
+    assert "so it cannot be the reference" in complaint(judge(run, suspect))
 
 
 def test_perplexity(run: Run, folder: Path) -> None:

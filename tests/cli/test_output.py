@@ -1,5 +1,6 @@
 """What the commands print: names from files reach no terminal as its own sequences."""
 
+import contextlib
 import os
 import pty
 import threading
@@ -37,13 +38,12 @@ def test_a_table_without_control_characters_is_as_rich_prints_it(capsys: pytest.
     assert "two" in ours
 
 
-def test_the_steps_of_a_bar_are_shown_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_of_a_bar_are_shown_so_too() -> None:
     reading, terminal = pty.openpty()
     shown: list[bytes] = []
     reader = threading.Thread(target=lambda: shown.append(os.read(reading, 2**16)), daemon=True)
     with os.fdopen(terminal, "w") as stream:
-        monkeypatch.setattr("sys.stderr", stream)
-        with progress() as say:
+        with contextlib.redirect_stderr(stream), progress() as say:
             say(NAME, 0.5)
         stream.flush()
         reader.start()

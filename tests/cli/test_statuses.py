@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import Run, complaint, run  # noqa: F401
+from command_line import Run, complaint
 
 from minigpt.cli.commands import COMMANDS
 
@@ -55,7 +55,7 @@ def test_every_command_is_tried() -> None:
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_a_fault_in_the_middle_is_70(
-    run: Run,  # noqa: F811
+    run: Run,
     name: str,
     error: BaseException,
     tmp_path: Path,
@@ -73,7 +73,7 @@ def test_a_fault_in_the_middle_is_70(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EACCES])
-def test_an_error_of_the_system_is_no_verdict(run: Run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_an_error_of_the_system_is_no_verdict(run: Run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), "file")
 
@@ -124,7 +124,7 @@ def test_a_closed_standard_input_is_an_empty_text() -> None:
     assert re.search(r"\w", ended.stdout)
 
 
-def test_a_norm_that_changes_the_dtype_is_no_layernorm(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_a_norm_that_changes_the_dtype_is_no_layernorm(run: Run, tmp_path: Path) -> None:
     """It runs, so it is judged: that is a verdict."""
     (tmp_path / "own.py").write_text(
         "import torch\nclass Norm(torch.nn.LayerNorm):\n"
@@ -138,7 +138,7 @@ def test_a_norm_that_changes_the_dtype_is_no_layernorm(run: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     "words", [("parity", "--prompt", "x", "--norm"), ("norms", "--check")], ids=lambda words: words[0]
 )
-def test_whatever_a_norm_raises_is_a_sentence(run: Run, words: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
+def test_whatever_a_norm_raises_is_a_sentence(run: Run, words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "class Own(BaseException): pass\ndef norm(x, weight, bias, eps): raise Own('a panic')\nnorm.arrays = 'numpy'\n"
     )
@@ -164,7 +164,7 @@ EARLY = {
 
 @pytest.mark.parametrize("call", EARLY)
 def test_what_can_be_checked_is_checked_before_the_model_is_read(
-    run: Run,  # noqa: F811
+    run: Run,
     call: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

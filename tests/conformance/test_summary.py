@@ -2,16 +2,15 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import sabotages
+from command_line import Run
 from rich.console import Console
 
-from minigpt import cli
 from minigpt.conformance import ConformanceReport, check_norm
 from minigpt.conformance.summary import conformance_page, conformance_summary
 
@@ -64,19 +63,15 @@ def test_the_page_escapes_and_lists_every_case() -> None:
 
 
 @pytest.fixture
-def check(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Check:
+def check(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Run ``minigpt norms --check`` on the formula of every tutorial, with some of the cases."""
     (tmp_path / "tutorial.py").write_text(TUTORIAL)
     monkeypatch.setattr("minigpt.conformance.check_norm", partial(check_norm, cases=["width 64", "values", "layouts"]))
 
-    def run(*words: object) -> tuple[int, str]:
-        supplied = ["minigpt", "norms", "--check", f"{tmp_path / 'tutorial.py'}:Tutorial", "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", [*supplied, *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), capsys.readouterr().out
+    def check(*words: object) -> tuple[int, str]:
+        return run("norms", "--check", f"{tmp_path / 'tutorial.py'}:Tutorial", "--device", "cpu", *words)[:2]
 
-    return run
+    return check
 
 
 def test_what_is_printed_and_written(check: Check, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import minigpt
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered(offline: None) -> Iterator[None]:
     """Our class is transformers' for GPT-2 during a test, without the network and without warnings."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     transformers.utils.logging.set_verbosity_error()
     minigpt.hf.register()
     yield

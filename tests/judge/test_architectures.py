@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import minigpt
 from minigpt.checkpoint.transformers_model import require_floating
 from minigpt.host import host_of
+from minigpt.shape import MOST_WINDOW
 
 FEW = ["qwen3", "pythia"]
 EVERY = [
@@ -302,12 +303,13 @@ def test_one_norm_at_two_sites_is_named_where_it_is_wrong(folder: Any) -> None:
 
 
 def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
-    folder: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = dict(device="cpu", max_new_tokens=0)
-    monkeypatch.setattr("minigpt.shape.MOST_WINDOW", 16)
-    original = minigpt.Original(folder("pythia"), prompts=[[3] * 40], **options)
-    assert (original.truth.facts.shape.n_positions, original.truth.facts.shape.window) == (40, 16)
+    random_model("pythia", max_position_embeddings=MOST_WINDOW + 2).save_pretrained(tmp_path)
+    original = minigpt.Original(tmp_path, prompts=[[3] * (MOST_WINDOW + 2)], **options)
+    shape = original.truth.facts.shape
+    assert (shape.n_positions, shape.window) == (MOST_WINDOW + 2, MOST_WINDOW)
     with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):
         minigpt.Original(folder("pythia"), prompts=[[3] * 41], **options)
     monkeypatch.setattr("minigpt.judge.prompts.MOST_PROMPT", 96 * 8)

@@ -232,9 +232,7 @@ def test_gradients_need_the_model_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+def test_nothing_is_left_behind(tmp_path: Path, temporary: Path) -> None:
     random_model("llama").save_pretrained(tmp_path / "model")
     original = minigpt.Original(str(tmp_path / "model"), memory=0, **ASKED)
     assert len([*(tmp_path / "temp").rglob("*.safetensors")]) == 2  # true logits of two prompts

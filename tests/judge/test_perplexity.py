@@ -87,14 +87,20 @@ def test_it_is_that_of_a_plain_loop_of_transformers(dtype: torch.dtype, stride: 
     assert result.perplexity == math.exp(result.loss)
 
 
-def test_a_stride_that_skips_tokens_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class NoBeginning(minigpt.Tokenizer):
+    """It has no beginning-of-text token."""
+
+    bos_token_id = None
+
+
+def test_a_stride_that_skips_tokens_is_refused(folder: Path) -> None:
     model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
     for stride in (0, -1, 65):
         with pytest.raises(
             minigpt.GenerationError, match=f"stride must be from 1 to 64, a window's tokens of the text, got {stride}"
         ):
             minigpt.perplexity(model, tokenizer, TEXT, stride=stride)
-    monkeypatch.setattr(minigpt.Tokenizer, "bos_token_id", None)
+    tokenizer = NoBeginning.from_pretrained(folder)
     model.config = dataclasses.replace(model.config, bos_token_id=None)
     with pytest.raises(minigpt.GenerationError, match="bos needs a checkpoint with a beginning-of-text token"):
         minigpt.perplexity(model, tokenizer, TEXT, bos=True)
