@@ -178,6 +178,7 @@ def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
     config, tensors = checkpoint.config, checkpoint.tensors
     copy = dataclasses.replace(checkpoint, tensors=dict(tensors))  # loading takes the tensors
     model = load_model(copy, [], attention="sdpa", arithmetic="fast", device=torch.device("meta"), dtype=None)
+    reason = why_not_drafted(model) or why_not(model)
     return {
         "files": str(files.place),
         "format": _format_of(checkpoint, files),
@@ -197,7 +198,7 @@ def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
         "norms": {site: _ranges(site, tensors) for site in model.site_names()},
         "not finite": [name for name, _ in model.named_parameters() if not tensors[name].isfinite().all()],
         "decoding": path_of(model),
-        "drafts": _drafts_of(model),
+        "drafts": f"none: {reason}" if reason else "int8, while there is one text",
     }
 
 
@@ -208,13 +209,6 @@ def _format_of(checkpoint: Checkpoint, files: Files) -> str:
     if len(weights) > 1:
         words += f" to {weights[-1].name}"
     return words
-
-
-def _drafts_of(model: GPT2) -> str:
-    reason = why_not_drafted(model) or why_not(model)
-    if reason is not None:
-        return f"none: {reason}"
-    return "int8, while there is one text"
 
 
 def _ranges(site: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:

@@ -214,7 +214,7 @@ def test_the_order_is_that_of_transformers_generate(chosen: dict[str, Any]) -> N
         (torch.zeros(1, 4), torch.ones(1, 2).long(), {"prompt_length": 3}, "prompt_length"),
         (torch.zeros(1, 4), None, {"repetition_penalty": 1.5}, "input_ids"),
         (torch.zeros(1, 4), None, {"bad_words_ids": [[9, 1], [12]]}, "bad_words_ids"),
-        (torch.zeros(1, 4), None, {"top_k": 0}, "top_k"),
+        (torch.zeros(1, 4), None, {"top_k": -1}, "top_k"),
     ],
 )
 def test_tensors_and_settings_are_judged(logits: Any, ids: Any, how: dict[str, Any], argument: str) -> None:
