@@ -178,19 +178,24 @@ def replaced(path: str | Path) -> Iterator[Path]:
     """Yield a file to write, which replaces the one at ``path`` when the block ends without an error.
 
     It is a temporary file in the same folder. It is flushed to the disk, and takes the name in one rename. A link stays
-    a link. Anything but a regular file, as ``/dev/stdout``, is written directly.
+    a link, and a new file has the mode that the umask gives it, whatever writes it. Anything but a regular file, as
+    ``/dev/stdout``, gets the content at the end.
 
     Raises:
         OSError: if it cannot be written.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        yield path
+        with tempfile.TemporaryDirectory() as folder:
+            new = Path(folder) / path.name
+            yield new  # what writes it may put another file in its place
+            with new.open("rb") as content, path.open("wb") as device:
+                shutil.copyfileobj(content, device)
         return
     with temporary(path.parent, path.name) as new:
+        mode = (path if path.exists() else new).stat().st_mode
         yield new
-        if path.exists():
-            shutil.copymode(path, new)
+        new.chmod(mode)
         flush(new)
         new.replace(path)
     flush(path.parent)

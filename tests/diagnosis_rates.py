@@ -40,7 +40,7 @@ def diagnose(original: Original, program: Any) -> tuple[float, float, list[Diagn
     """Return a program's error over the noise floor, the seconds of a diagnosis, and what it finds."""
     with judging():
         runner, sums = candidate_of(original.truth, program).runner, Sums()
-        for prompt in original.truth.prompts:
+        for prompt in original.truth.texts.prompts:
             sums.add(runner.logits(prompt).double() - original.truth.logits(prompt))
         begun = time.perf_counter()
         found, _ = find_mistakes(original.truth, runner, silent)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from minigpt.cli.options import add, option_name, with_values
-from minigpt.cli.output import PULSE
+from minigpt.cli.output import PULSE, for_terminal
 from minigpt.errors import MiniGPTError, is_about_memory
 from minigpt.version import __version__
 
@@ -96,5 +96,5 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, which typer bundles o
 
 def _fail(message: str) -> int:
     with suppress(OSError):  # nobody reads it
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"error: {for_terminal(' '.join(message.split()))}", file=sys.stderr)
     return 2

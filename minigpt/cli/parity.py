@@ -109,7 +109,7 @@ def parity(
     searches: dict[str, Any] = dict(sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect)
     with progress() as say:
         with uncollected():
-            from minigpt.judge.original import Original, read_original
+            from minigpt.judge.original import Original
             from minigpt.judge.rules import parse_budget
 
         parse_budget(budget)
@@ -123,8 +123,8 @@ def parity(
             recipes = [_beside_record(recipe, read.truth, given) for recipe in recipes]
         else:
             texts: dict[str, Any] = dict(prompts=_texts(prompt, prompts), text=text, gradients=gradients)
-            read = read_original(
-                recipes[0], against, check=recipes, progress=lambda step, done: say(step, 0.5 * done), **texts
+            read = Original(
+                recipes[0], against=against, beside=recipes, progress=lambda step, done: say(step, 0.5 * done), **texts
             )
         if record is not None:
             read.save(record)
@@ -139,7 +139,7 @@ def parity(
             judged = _judge(read, recipes, say, gradients=gradients or None, **asked, **searches)
     if not judged:
         truth = read.truth
-        version = truth.versions["transformers"]
+        version = truth.facts.versions["transformers"]
         show(f"{record} holds {truth.facts.source} as transformers {version} computes it", {})
         return
     _show(judged, json_file, html)

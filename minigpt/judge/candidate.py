@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -76,6 +76,12 @@ class Claim:
     changes: Sequence[str] = ()
 
 
+class Outputs(NamedTuple):
+    """What another program wrote for the texts of a record."""
+
+    file: Path
+
+
 @dataclass
 class Candidate:
     """The runner that reads the texts, and its claims.
@@ -115,6 +121,8 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         ConfigError: if it is none of these.
         CheckpointError: if an engine does not fit the original.
     """
+    if isinstance(candidate, Outputs):
+        return Candidate(FileRunner(truth, candidate.file), Claim(str(candidate.file), adds_errors=True))
     if isinstance(candidate, Recipe):
         return candidate_of_recipe(truth, candidate)
     if isinstance(candidate, GPT2):
@@ -152,11 +160,6 @@ def candidate_of_recipe(truth: Truth, recipe: Recipe) -> Candidate:
     if why_whole is not None:
         reasons.append(f"{recipe.source} is in memory as a whole, since {why_whole}.")
     return candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None, reasons)
-
-
-def candidate_of_file(truth: Truth, file: Path) -> Candidate:
-    """Return what another program wrote for the texts of a record as a candidate. Raises as ``FileRunner``."""
-    return Candidate(FileRunner(truth, file), Claim(str(file), adds_errors=True))
 
 
 def candidate_of_module(truth: Truth, module: nn.Module) -> Candidate:

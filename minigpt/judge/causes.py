@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 
 def is_quick(truth: Truth) -> bool:
     """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
-    is_gpt2 = truth.bitwise_error.count > 0
+    is_gpt2 = truth.floor.bitwise.count > 0
     return is_gpt2 and truth.facts.shape.weights <= QUICK
 
 
@@ -36,7 +36,7 @@ def explain(
     """
     precision = None
     if verdict.passed or is_off_at_once(figures):
-        precision = precision_of(figures.logits.rms_error, truth.precisions)
+        precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
     if diagnose is None:

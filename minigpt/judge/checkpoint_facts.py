@@ -48,6 +48,7 @@ class CheckpointFacts:
         places, blocks: the paths of its norms and blocks, and of its blocks, in the order of the data.
         embedding: the path of its token embedding.
         kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
+        versions: of what has read it.
     """
 
     place: Path
@@ -68,16 +69,7 @@ class CheckpointFacts:
     blocks: list[str] = field(default_factory=list)
     embedding: str = ""
     kept: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of its logits."""
-        return self.shape.vocab_size
-
-    @property
-    def n_positions(self) -> int:
-        """The most tokens that it reads at once."""
-        return self.shape.n_positions
+    versions: dict[str, Any] = field(default_factory=dict)
 
     def in_our_arithmetic(self, attention: str) -> Any:
         """Return a GPT-2 of minigpt in reference arithmetic, with the norms that transformers computes."""

@@ -44,15 +44,15 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> tuple[list[Diagnose
     say("opening the network in float64")
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
-    shortest = sorted(truth.prompts, key=lambda sample: len(sample.ids))
+    shortest = sorted(truth.texts.prompts, key=lambda sample: len(sample.ids))
     texts = [text_of(truth, runner, sample) for sample in first_of(shortest, weights, MOST_WORK)]
     check_network(truth, network, texts[0])
 
     def longer() -> list[Text]:
-        whole = [sample for sample in truth.windows if len(truth.logits(sample)) == len(sample.ids)]
+        whole = [sample for sample in truth.texts.windows if len(truth.logits(sample)) == len(sample.ids)]
         return [text_of(truth, runner, sample) for sample in whole[:1]]
 
-    noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.precisions)
+    noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.floor.precisions)
     search = MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say)
     return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
 

@@ -51,31 +51,31 @@ def decoding_error(measures: Measures, truth: Truth) -> fields.LogitsError | Non
 
 def distribution(measures: Measures, truth: Truth) -> fields.Distribution:
     """Return how next-token distributions differ: on the text file if there is one, else on the prompts."""
-    samples, meter = truth.prompts, measures.prompts
-    if truth.text_file is not None:
-        samples, meter = truth.windows, measures.windows
+    samples, meter = truth.texts.prompts, measures.prompts
+    if truth.texts.file is not None:
+        samples, meter = truth.texts.windows, measures.windows
     window, row = meter.worst
     sample = samples[window]
-    position = sample.compared.start + row
-    text = truth.text(sample.ids[: position + 1][-LAST_TOKENS:])
+    position = sample.first + row
+    text = truth.texts.decode(sample.ids[: position + 1][-LAST_TOKENS:])
     return meter.distribution(fields.WorstPosition(window, position, text))
 
 
 def text_error(measures: Measures, truth: Truth) -> fields.TextError | None:
     """Return the error of the windows' logits, and the first window and position where they are off."""
-    if not truth.windows:
+    if not truth.texts.windows:
         return None
     meter, floor = measures.windows, truth.floor
     off = first_off(meter, [max(window.rms, floor.longer.rms) for window in floor.windows], floor.position)
     position = None
     if off is not None:
-        sample = truth.windows[off.number]
-        row = sample.compared.start + off.row
+        sample = truth.texts.windows[off.number]
+        row = sample.first + off.row
         position = fields.PositionOff(off.number, row, sample.start + row, off.error, floor.position, off.ratio)
     return fields.TextError(
-        file=truth.text_file,
+        file=truth.texts.file,
         tokens=len(meter.column("kl")),
-        windows=len(truth.windows),
+        windows=len(truth.texts.windows),
         window=truth.facts.shape.window,
         logits=against_noise_floor(meter.distance, meter.without_shift, floor.longer),
         first_off=position,
@@ -144,9 +144,9 @@ def is_explained(meter: LogitsMeter, rounding: Distance | None) -> bool:
 
 def along_the_longest(measures: Measures, truth: Truth) -> fields.TextDivergence:
     """Return the KL divergence along the longest prompt and its continuation."""
-    longest = truth.longest
-    number = truth.prompts.index(longest)
-    pieces = [truth.text([token]) or f"#{token} " for token in longest.ids]
+    longest = truth.texts.longest
+    number = truth.texts.prompts.index(longest)
+    pieces = [truth.texts.decode([token]) or f"#{token} " for token in longest.ids]
     return fields.TextDivergence(number, pieces, measures.prompts.columns[number]["kl"].tolist(), longest.new_from)
 
 
@@ -161,7 +161,7 @@ def greedy(chosen: Sequence[Sequence[int]], truth: Truth, writer: Runner | None 
     """
     compared, partings = 0, list[fields.Divergence]()
     noise = 2 * truth.floor.prompts.largest  # can swap two logits this close: each may be off by the floor's maximum
-    for number, (prompt, tokens) in enumerate(zip(truth.prompts, chosen, strict=True)):
+    for number, (prompt, tokens) in enumerate(zip(truth.texts.prompts, chosen, strict=True)):
         first = first_different(tokens, prompt.written)
         if first is None:
             compared += len(prompt.written)
@@ -178,15 +178,15 @@ def greedy(chosen: Sequence[Sequence[int]], truth: Truth, writer: Runner | None 
         return fields.Greedy(compared, None)
     parting = next((parting for parting in partings if not parting.within_noise), partings[0])
     if writer is not None:
-        prompt = truth.prompts[parting.prompt]
+        prompt = truth.texts.prompts[parting.prompt]
         new = [*prompt.written[: parting.token], parting.candidate_id]
         for sample, _ in writer.write([prompt.prompt], len(prompt.written), truth.facts.shape.eos_token_ids):
             new = sample.written
         parting = replace(
             parting,
-            prompt_text=truth.text(prompt.prompt),
-            candidate_text=truth.text(new),
-            reference_text=truth.text(prompt.written),
+            prompt_text=truth.texts.decode(prompt.prompt),
+            candidate_text=truth.texts.decode(new),
+            reference_text=truth.texts.decode(prompt.written),
         )
     return fields.Greedy(compared, parting)
 
@@ -201,16 +201,16 @@ def first_different(tokens: Sequence[int], expected: Sequence[int]) -> int | Non
 
 def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.PerplexityChange | None:
     """Return the perplexity of the whole text file before and after, by windows that overlap."""
-    if truth.text_file is None or losses is None:
+    if truth.texts.file is None or losses is None:
         return None
     counts = [row.tokens for row in losses]
-    before, after = [loss for _, loss in truth.losses], [row.loss for row in losses]
+    before, after = [loss for _, loss in truth.floor.losses], [row.loss for row in losses]
     changes = [b - a for a, b in zip(before, after, strict=True)]
     change, change_se = mean_by_rows(changes, counts)
     scored, window = sum(counts), truth.facts.shape.window
     return fields.PerplexityChange(
-        file=truth.text_file,
-        tokens=len(truth.text_ids),
+        file=truth.texts.file,
+        tokens=len(truth.texts.file_ids),
         window=window,
         stride=max(1, window // 2),
         reference=perplexity_of(sum(before), scored),
@@ -228,7 +228,7 @@ def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.P
 
 def bitwise(truth: Truth) -> fields.Bitwise | None:
     """Return whether our reference arithmetic has transformers' bits; None of another architecture."""
-    error = truth.bitwise_error
+    error = truth.floor.bitwise
     return fields.Bitwise(error.largest == 0, error.largest) if error.count else None
 
 
@@ -237,7 +237,7 @@ def coverage(truth: Truth) -> fields.Coverage:
     shape = truth.facts.shape
     tokens: set[int] = set()
     longest = 0
-    for sample in truth.samples:
+    for sample in truth.texts.all:
         tokens.update(sample.ids)
         longest = max(longest, len(sample.ids))
     return fields.Coverage(longest, shape.n_positions, len(tokens), shape.vocab_size)
@@ -269,7 +269,8 @@ class Places:
     @property
     def is_complete(self) -> bool:
         """True if every norm and block was read on every prompt."""
-        return len(self.measures.read) == len(self.truth.prompts) and len(self.errors) == len(self.truth.facts.places)
+        read, errors = len(self.measures.read), len(self.errors)
+        return read == len(self.truth.texts.prompts) and errors == len(self.truth.facts.places)
 
     def sites(self, swapped: Sequence[str]) -> list[fields.NormSiteError]:
         """Return the errors of the norms.

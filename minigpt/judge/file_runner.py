@@ -36,7 +36,7 @@ class FileRunner(Runner):
         self.file = file
         self.tensors = tensors_in(file)
         self.numbers: dict[Sample, int] = {}
-        for n, sample in enumerate(truth.samples):
+        for n, sample in enumerate(truth.texts.all):
             self.numbers[sample] = n
             if f"logits.{n}" not in self.tensors:
                 raise CheckpointError(f"{file} has no logits.{n}, the logits for ids.{n}")
@@ -64,8 +64,7 @@ class FileRunner(Runner):
                 if name.endswith(end):
                     outputs[name.removesuffix(end)] = x.to(self.facts.device)
             logits = outputs.pop("logits")
-            compared = range(*sample.compared.indices(len(sample.ids)))
-            if len(logits) > len(compared):
+            if len(logits) > len(sample.ids) - sample.first:
                 logits = logits[sample.compared]
             yield Reading(logits, outputs)
 
@@ -91,7 +90,7 @@ def shapes_of(truth: Truth) -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes that each tensor of a program's file may have."""
     vocab, width = truth.facts.shape.vocab_size, truth.facts.shape.n_embd
     shapes: dict[str, list[tuple[int, ...]]] = {}
-    for n, sample in enumerate(truth.samples):
+    for n, sample in enumerate(truth.texts.all):
         seq = len(sample.ids)
         compared = len(truth.logits(sample))
         shapes[f"logits.{n}"] = [(seq, vocab), (compared, vocab)]
@@ -136,7 +135,7 @@ class EngineRunner(Runner):
         self.engine = engine
         self.original = truth.facts.source
         self._require_vocabulary(engine.vocab_size)
-        longest = max(len(sample.ids) for sample in truth.samples)
+        longest = max(len(sample.ids) for sample in truth.texts.all)
         context = engine.context
         if context is not None and context < longest:
             raise CheckpointError(
@@ -145,7 +144,7 @@ class EngineRunner(Runner):
             )
 
     def _require_vocabulary(self, size: int | None) -> None:
-        known = self.facts.vocab_size
+        known = self.facts.shape.vocab_size
         if size not in (None, known):
             raise CheckpointError(
                 f"{self.engine.name} has a vocabulary of {size:,} tokens and {self.original} one of {known:,}, so it "

@@ -16,10 +16,10 @@ from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
-from minigpt.judge.prompts import BUILT_IN
 from minigpt.judge.rules import decide
 from minigpt.judge.runners import Runner
 from minigpt.judge.search import Search, SiteSwap, bisect_sites
+from minigpt.judge.texts import BUILT_IN
 from minigpt.judge.truth import Truth
 from minigpt.norms.registry import require_on
 from minigpt.precision import dtype_name
@@ -94,8 +94,8 @@ class Judgement:
         measures = self._measure()
         measures.gradients = self._measure_gradients()
         require_on(self.claim.norm, self.truth.facts.device)
-        if self.truth.text_file:
-            self.say(f"perplexity of {self.truth.text_file}")
+        if self.truth.texts.file:
+            self.say(f"perplexity of {self.truth.texts.file}")
         return self._figures(measures, sites, writer=self.runner)
 
     def _searched(self, search: Search, searches: Searches) -> ParityFigures:
@@ -148,21 +148,21 @@ class Judgement:
             NormError: if logits or outputs are NaN because of a norm that was swapped in.
         """
         truth, claim, runner = self.truth, self.claim, self.runner
-        inputs = [truth.exact[prompt].inputs if places else {} for prompt in truth.prompts]
-        prompts = runner.read_with_norms(truth.prompts, inputs, places=places)
-        readings = itertools.chain(prompts, runner.read(truth.windows, places=False))
+        inputs = [truth.exact[prompt].inputs if places else {} for prompt in truth.texts.prompts]
+        prompts = runner.read_with_norms(truth.texts.prompts, inputs, places=places)
+        readings = itertools.chain(prompts, runner.read(truth.texts.windows, places=False))
         if places:
-            readings = self.say.each(readings, len(truth.samples))
+            readings = self.say.each(readings, len(truth.texts.all))
         true_readings = truth.readings(places=places)
-        measures = measure(truth.facts.dtype, truth.prompts, truth.windows, readings, true_readings, truth.norms)
+        measures = measure(truth.facts.dtype, truth.texts, readings, true_readings, truth.norms)
         if measures.first_nan and self.candidate.model is not None:  # of another program it is a result
             raise NormError(
                 f"with {claim.norm} {measures.first_nan} of {claim.name} are NaN, so their error cannot be measured"
             )
-        new = [len(prompt.written) for prompt in truth.prompts]
-        decoded = runner.decode(truth.prompts, new) if any(new) else []
+        new = [len(prompt.written) for prompt in truth.texts.prompts]
+        decoded = runner.decode(truth.texts.prompts, new) if any(new) else []
         if decoded:
-            measures.add_decoded(truth.prompts, decoded, [truth.logits(prompt) for prompt in truth.prompts])
+            measures.add_decoded(truth.texts.prompts, decoded, [truth.logits(prompt) for prompt in truth.texts.prompts])
         return measures
 
     def _measure_gradients(self) -> dict[str, float] | None:
@@ -170,7 +170,7 @@ class Judgement:
         if not self.has_gradients:
             return None
         self.say("comparing gradients")
-        gradients = self.runner.gradients(self.truth.gradient_texts)
+        gradients = self.runner.gradients(self.truth.texts.of_gradients)
         if gradients is None:
             return None
         return relative_errors(gradients, self.truth.gradients or {})
@@ -184,8 +184,8 @@ class Judgement:
         """
         truth, claim, facts = self.truth, self.claim, self.truth.facts
         losses = None
-        if truth.text_file is not None:
-            losses = self.runner.window_losses(truth.text_ids)
+        if truth.texts.file is not None:
+            losses = self.runner.window_losses(truth.texts.file_ids)
         shown = list(claim.sites)
         if len(sites) < len(claim.swapped):  # a search has left some out
             shown = [site for site in facts.sites if site in sites]
@@ -194,8 +194,8 @@ class Judgement:
             rows = gradient_rows(measures.gradients, truth.floor.gradients)
         places = Places(measures, truth)
         notes = [*facts.notes, *claim.notes]
-        if truth.why_random is not None:
-            notes.append(f"The texts are random ids, since {truth.why_random}.")
+        if truth.texts.why_random is not None:
+            notes.append(f"The texts are random ids, since {truth.texts.why_random}.")
         return ParityFigures(
             model=claim.name,
             against=None if claim.name == facts.source else facts.source,
@@ -209,9 +209,9 @@ class Judgement:
             center=claim.center,
             difference=claim.difference,
             exact=claim.is_exact,
-            versions=truth.versions,
-            prompts=truth.described,
-            built_in=truth.described == BUILT_IN,
+            versions=truth.facts.versions,
+            prompts=truth.texts.described,
+            built_in=truth.texts.described == BUILT_IN,
             bitwise=figures_of.bitwise(truth),
             logits=figures_of.logits_error(measures, truth),
             distribution=figures_of.distribution(measures, truth),
@@ -236,7 +236,7 @@ class Judgement:
 
     def _missing(self, measures: Measures) -> list[fields.Unjudged]:
         """Return the parts that the candidate does not give."""
-        has_written = any(prompt.written for prompt in self.truth.prompts)
+        has_written = any(prompt.written for prompt in self.truth.texts.prompts)
         lacking = {
             fields.Unjudged.PLACES: not measures.places,
             fields.Unjudged.ALONE: bool(self.truth.facts.sites and measures.places) and not measures.alone,

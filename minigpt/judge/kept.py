@@ -1,7 +1,6 @@
-"""Readings of transformers in float64, kept in memory, or in files where a model does not fit either."""
+"""Readings of transformers in float64, in files where a model does not fit into memory."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,30 +14,22 @@ from minigpt.judge.reading import Reading, Sample
 OUTPUT, INPUT = "output.", "input."  # begin the keys of a norm's or block's output, and of a norm's input
 
 
-class KeptReadings(Mapping[Sample, Reading]):
-    """Readings by text.
+class StoredReadings(dict[Sample, Any]):
+    """Readings by text, each in a file of a temporary folder that goes with this object.
 
     Args:
-        in_files: whether a file has each of them, in a temporary folder that goes with this object.
-        device: to which what is in a file is read.
+        device: to which they are read.
+
+    Raises:
+        MiniGPTError: where a reading is set, if there is no room for it on the disk.
     """
 
-    def __init__(self, in_files: bool, device: torch.device) -> None:
-        self.device = device
-        self.folder = TemporaryFolder("truth") if in_files else None
-        self.files: dict[Sample, Path] = {}
-        self.readings: dict[Sample, Reading] = {}
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.folder = device, TemporaryFolder("truth")
 
-    def keep(self, sample: Sample, reading: Reading) -> None:
-        """Keep what is computed of a text.
-
-        Raises:
-            MiniGPTError: if there is no room for it on the disk.
-        """
-        if self.folder is None:
-            self.readings[sample] = reading
-            return
-        file = self.folder.path / f"{len(self.files)}.safetensors"
+    def __setitem__(self, sample: Sample, reading: Reading) -> None:
+        file = self.folder.path / f"{len(self)}.safetensors"
         tensors = {"logits": reading.logits.cpu().contiguous()}
         for place, y in reading.outputs.items():
             tensors[OUTPUT + place] = _apart(y)
@@ -50,14 +41,12 @@ class KeptReadings(Mapping[Sample, Reading]):
             raise MiniGPTError(
                 f"cannot keep the true logits in {self.folder.path}: {error}; TMPDIR names a folder with more room"
             ) from error
-        self.files[sample] = file
+        super().__setitem__(sample, file)
 
     def __getitem__(self, sample: Sample) -> Reading:
-        if self.folder is None:
-            return self.readings[sample]
         outputs: dict[str, Tensor] = {}
         inputs: dict[str, Tensor] = {}
-        with safe_open(self.files[sample], "pt", device=str(self.device)) as stored:
+        with safe_open(super().__getitem__(sample), "pt", device=str(self.device)) as stored:
             logits = stored.get_tensor("logits")
             for name in stored.keys():  # noqa: SIM118 (it is no dict)
                 if name.startswith(OUTPUT):
@@ -65,12 +54,6 @@ class KeptReadings(Mapping[Sample, Reading]):
                 if name.startswith(INPUT):
                     inputs[name.removeprefix(INPUT)] = stored.get_tensor(name)
         return Reading(logits, outputs, inputs)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return iter(self.readings if self.folder is None else self.files)
-
-    def __len__(self) -> int:
-        return len(self.readings if self.folder is None else self.files)
 
 
 def _apart(x: Tensor) -> Tensor:

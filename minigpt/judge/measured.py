@@ -6,13 +6,14 @@ T tokens, V vocabulary, C embedding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minigpt.judge.measures import Distance, LogitsMeter, RowDistance, Stored
 from minigpt.judge.reading import Reading, Sample, rounded_as
+from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm
 from minigpt.report.fields import NotANumber
 
@@ -82,8 +83,8 @@ class Measures:
                 x = rounded_as(reading, site, exact.inputs[site])
                 self.alone.setdefault(site, RowDistance()).add(output, norms[site](x[0]))
 
-    def add_decoded(self, prompts: Sequence[Sample], decoded: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
-        """Count the logits of what was written after each prompt, read token by token.
+    def add_decoded(self, prompts: Sequence[Sample], decoded: Sequence[Tensor], exact: Sequence[Tensor]) -> LogitsMeter:
+        """Count the logits of what was written after each prompt, read token by token; return their meter.
 
         Args:
             exact: the true logits of each prompt.
@@ -94,6 +95,7 @@ class Measures:
             self.chosen.append(logits.argmax(-1).tolist())
             if len(logits):
                 self.decoded.add(true[sample.before_new], logits)
+        return self.decoded
 
     def _look_for_nan(self, sample: Sample, reading: Reading, exact: Reading) -> None:
         """Keep where the first NaN is. What transformers computes has been checked."""
@@ -103,7 +105,7 @@ class Measures:
         if len(rows):
             self.first_nan = self.first_nan or "the logits"
             number = len(self.prompts.distances) + len(self.windows.distances)
-            self.nan = self.nan or NotANumber(number, sample.compared.start + int(rows[0]))
+            self.nan = self.nan or NotANumber(number, sample.first + int(rows[0]))
         for place in exact.outputs:
             if self.first_nan:
                 return
@@ -113,8 +115,7 @@ class Measures:
 
 def measure(
     dtype: torch.dtype,
-    prompts: Sequence[Sample],
-    windows: Sequence[Sample],
+    texts: Texts,
     readings: Iterable[Reading],
     exact: Iterable[Reading],
     norms: Mapping[str, TrueNorm] | None = None,
@@ -129,9 +130,8 @@ def measure(
         norms: the original's, for norms that were read by themselves.
     """
     measures = Measures(dtype, is_floor=is_floor)
-    texts = zip([*prompts, *windows], readings, exact, strict=True)
-    for number, (sample, reading, true) in enumerate(texts):
-        measures.add(sample, reading, true, norms or {}, is_prompt=number < len(prompts))
+    for number, (sample, reading, true) in enumerate(zip(texts.all, readings, exact, strict=True)):
+        measures.add(sample, reading, true, norms or {}, is_prompt=number < len(texts.prompts))
     return measures
 
 
@@ -144,26 +144,21 @@ class Floor:
         position: the largest RMS error at a position of a text.
         places: the relative RMS error at each norm and block.
         gradients: the relative error of each Parameter's gradient; empty if the caller did not ask for them.
+        bitwise: how far minigpt in reference arithmetic is from transformers.
+        losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic; of another
+            architecture, and of a model that does not fit, by transformers.
+        precisions: the RMS error of transformers' logits in float32, float16 and bfloat16, on the prompts.
     """
 
-    prompts: Distance = field(default_factory=Distance)
-    decoded: Distance = field(default_factory=Distance)
-    windows: list[Distance] = field(default_factory=list)
-    position: float = 0.0
-    places: dict[str, float] = field(default_factory=dict)
-    gradients: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, measures: Measures) -> "Floor":
-        """Return the floor that measures are."""
-        places: dict[str, float] = {}
-        for place, distance in measures.places.items():
-            places[place] = distance.relative
-        decoded = Distance() if measures.decoded is None else measures.decoded.distance
-        position = max(meter.largest_error for meter in (measures.prompts, measures.windows))
-        return cls(
-            measures.prompts.distance, decoded, measures.windows.distances, position, places, measures.gradients or {}
-        )
+    prompts: Distance
+    decoded: Distance
+    windows: list[Distance]
+    position: float
+    places: dict[str, float]
+    gradients: dict[str, float]
+    bitwise: Distance
+    losses: list[Sequence[float]]
+    precisions: dict[str, float]
 
     @property
     def longer(self) -> Distance:

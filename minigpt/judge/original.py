@@ -5,54 +5,30 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import files_state, unchanged
-from minigpt.checkpoint.offloading import free_memory, may_take
-from minigpt.choices import human_size
-from minigpt.device import require_values, resolve_device
-from minigpt.errors import CheckpointError, ConfigError, NormError
-from minigpt.judge.candidate import Candidate, candidate_of, candidate_of_file
+from minigpt.device import resolve_device
+from minigpt.errors import CheckpointError, ConfigError
+from minigpt.judge.candidate import Outputs, candidate_of
 from minigpt.judge.causes import explain
-from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.judgement import Judgement, Searches
-from minigpt.judge.prompts import Prompts, read_texts
-from minigpt.judge.read_truth import read_truth, require_low_floors
-from minigpt.judge.record import load_truth, save_truth
+from minigpt.judge.original_file import load_truth, save_truth
+from minigpt.judge.read_original import read_original
 from minigpt.judge.reference import judging
 from minigpt.judge.rules import decide, parse_budget
-from minigpt.judge.truth import Truth
-from minigpt.norms.foreign.locate import file_of
-from minigpt.norms.registry import lookup
+from minigpt.judge.texts import Prompts
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names
 from minigpt.report.parity_report import ParityReport
-from minigpt.swap.sites import matching
 from minigpt.watch import watched
 
-NEW_TOKENS = 32
-FEW_TOKENS = 4  # where each brings all weights from their files
+READING = ("attention", "device", "dtype", "memory", "revision", "local_files_only")  # options of reading an original
 OF_MODULES = {"attention", "device", "dtype", "local_files_only", "memory"}  # options of the original of a module
-
-
-class ReadOptions(TypedDict, total=False):
-    """The options of reading an original; ``Original`` describes each."""
-
-    attention: str
-    device: str | torch.device | None
-    dtype: str | torch.dtype | None
-    prompts: Prompts | None
-    text: str | Path | None
-    max_new_tokens: int | None
-    gradients: bool
-    memory: str | int | None
-    revision: str | None
-    local_files_only: bool
-    progress: Progress | None
 
 
 class Original:
@@ -86,21 +62,30 @@ class Original:
         MiniGPTError: if the noise floor is so high that transformers itself cannot be trusted.
     """
 
-    def __init__(self, source: str | Path = "demo", **options: Unpack[ReadOptions]) -> None:
-        original = Original.read(source, **options)
-        self.truth = original.truth
+    def __init__(
+        self,
+        source: str | Path | Recipe = "demo",
+        *,
+        against: str | Path | None = None,
+        beside: Iterable[Recipe] = (),
+        prompts: Prompts | None = None,
+        text: str | Path | None = None,
+        max_new_tokens: int | None = None,
+        gradients: bool = False,
+        progress: Progress | None = None,
+        **opening: Any,
+    ) -> None:
+        check_names(opening, READING, "Original")
+        recipe = source if isinstance(source, Recipe) else Recipe(source, **opening)
+        if recipe is source and opening:
+            raise ConfigError("is part of the Recipe; set it there", argument=next(iter(opening)))
+        say = Steps(progress, total=5)
+        self.truth = read_original(recipe, against, beside, prompts, text, max_new_tokens, gradients, say)
 
     @classmethod
-    def of(cls, truth: Truth) -> "Original":
-        """Return the original of what is known."""
-        original = cls.__new__(cls)
-        original.truth = truth
-        return original
-
-    @classmethod
-    def read(cls, source: str | Path = "demo", **options: Unpack[ReadOptions]) -> "Original":
+    def read(cls, source: str | Path | Recipe = "demo", **options: Any) -> "Original":
         """Return the original that transformers reads now; arguments and errors as for the class."""
-        return read_with(source, **options)
+        return cls(source, **options)
 
     @classmethod
     def load(cls, file: str | Path, *, device: str | torch.device | None = None) -> "Original":
@@ -110,9 +95,9 @@ class Original:
             CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
             MiniGPTError: if the noise floor in it is not finite, or too high to judge by.
         """
-        truth = load_truth(file, device)
-        require_low_floors(truth)
-        return cls.of(truth)
+        original = cls.__new__(cls)
+        original.truth = load_truth(file, device)
+        return original
 
     def save(self, file: str | Path) -> None:
         """Write the original to a safetensors file: the record that ``load`` reads, and other programs too.
@@ -162,10 +147,18 @@ class Original:
         files_checked: AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(candidate, Recipe) and self.truth.facts.offload:  # it is read block by block
             files_checked = unchanged(candidate.place())
-        with files_checked:
-            return self._judge(
-                lambda: candidate_of(self.truth, candidate), searches, limits, gradients, diagnose, progress
-            )
+        truth, say = self.truth, Steps(progress, total=3)
+        with files_checked, judging():
+            with watched() as changed:  # which has what was changed at the end of the block
+                say("loading the candidate")
+                opened = candidate_of(truth, candidate)
+                with opened.eval_mode():
+                    figures = Judgement(truth, opened, limits, gradients, say).figures(searches)
+            changes = sorted({*changed, *opened.claim.changes})
+            verdict = decide(figures, limits, changes)
+            with watched(), opened.eval_mode():
+                causes = explain(truth, opened.runner, figures, verdict, diagnose, say)
+        return ParityReport.of(figures, verdict, causes)
 
     def judge_outputs(
         self,
@@ -184,36 +177,8 @@ class Original:
         Raises:
             CheckpointError: if it cannot be read, lacks logits, or a tensor is unknown or has another shape.
         """
-        limits, gradients = parse_budget(budget), self._has_gradients(gradients)
-        candidate = candidate_of_file(self.truth, Path(file))
-        return self._judge(lambda: candidate, Searches(), limits, gradients, diagnose, progress)
-
-    def _judge(
-        self,
-        open_candidate: Callable[[], Candidate],
-        searches: Searches,
-        limits: dict[str, float],
-        gradients: bool,
-        diagnose: bool | None,
-        progress: Progress | None,
-    ) -> ParityReport:
-        """Measure a candidate, decide, explain, and return the report.
-
-        Args:
-            open_candidate: returns it. What its code changes in the process is undone.
-        """
-        truth, say = self.truth, Steps(progress, total=3)
-        with judging():
-            with watched() as changed:  # which has what was changed at the end of the block
-                say("loading the candidate")
-                candidate = open_candidate()
-                with candidate.eval_mode():
-                    figures = Judgement(truth, candidate, limits, gradients, say).figures(searches)
-            changes = sorted({*changed, *candidate.claim.changes})
-            verdict = decide(figures, limits, changes)
-            with watched(), candidate.eval_mode():
-                causes = explain(truth, candidate.runner, figures, verdict, diagnose, say)
-        return ParityReport.of(figures, verdict, causes)
+        outputs = Outputs(Path(file))
+        return self.judge(outputs, gradients=gradients, budget=budget, diagnose=diagnose, progress=progress)
 
     def _has_gradients(self, gradients: bool | None) -> bool:
         """Return whether gradients are compared; None is whether the original has them.
@@ -244,56 +209,6 @@ class Original:
         if is_own and facts.state is not None and files_state(facts.place) != facts.state:
             raise CheckpointError(f"{facts.source} was saved to or removed since it was read; read the original again")
         return dataclasses.replace(recipe, device=device, dtype=dtype)
-
-
-def read_with(
-    source: str | Path,
-    *,
-    attention: str = "sdpa",
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    prompts: Prompts | None = None,
-    text: str | Path | None = None,
-    max_new_tokens: int | None = None,
-    gradients: bool = False,
-    memory: str | int | None = None,
-    revision: str | None = None,
-    local_files_only: bool = False,
-    progress: Progress | None = None,
-    opened: tuple[CheckpointFacts, dict[str, Tensor]] | None = None,
-) -> Original:
-    """Return the original of a source, which transformers reads now.
-
-    Args:
-        opened: what ``read_facts`` returns, if the checkpoint has been opened.
-    """
-    say = Steps(progress, total=5)
-    say(f"reading {source}")
-    where = resolve_device(device)
-    require_values(where)
-    if opened is None:
-        recipe = Recipe(
-            source, attention=attention, memory=memory, revision=revision, local_files_only=local_files_only
-        )
-        opened = read_facts(recipe.place(), dtype)
-    facts, tensors = opened
-    if facts.unread:
-        raise CheckpointError(
-            f"{source} {facts.unread}, so transformers cannot be the judge's truth of it; `minigpt convert {source} "
-            "FOLDER` writes what it reads"
-        )
-    few = FEW_TOKENS if max_new_tokens is None else max_new_tokens
-    facts = within_memory(facts, may_take(memory, where), free_memory(where), few)
-    if facts.offload and gradients:
-        size = human_size(facts.weights * torch.float64.itemsize)
-        raise ConfigError(f"needs the whole model in memory, {size} in float64; allow that", argument="gradients")
-    if facts.offload:
-        tensors.clear()
-    elif max_new_tokens is None:
-        few = NEW_TOKENS
-    facts = dataclasses.replace(facts, source=str(source), attention=attention, device=where)
-    texts = read_texts(facts.place, facts.shape, facts.weights, prompts, text)
-    return Original.of(read_truth(facts, tensors, texts, few, gradients, say))
 
 
 def parity(
@@ -361,11 +276,11 @@ def parity(
         why = "is part of the Recipe; set it there" if is_recipe else "is for a candidate that is a source"
         raise ConfigError(why, argument=name)
     if is_recipe:
-        original = read_original(candidate, against, **texts)
+        original = Original(candidate, against=against, **texts)
     elif against is None:
         raise ConfigError("must name the original of a candidate that is no source", argument="against")
     else:
-        original = Original.read(against, **_options_of(candidate) | opening, **texts)
+        original = Original(against, **_options_of(candidate) | opening, **texts)
     return original.judge(
         candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect,
         budget=budget, diagnose=diagnose, progress=_part_of(progress, 0.6, 0.4),
@@ -386,46 +301,3 @@ def _options_of(candidate: Any) -> dict[str, Any]:
             options |= {"device": parameter.device, "dtype": parameter.dtype}
             break
     return {name: value for name, value in options.items() if isinstance(value, str | torch.device | torch.dtype)}
-
-
-def read_original(
-    recipe: Recipe, against: str | Path | None = None, *, check: Iterable[Recipe] = (), **texts: Any
-) -> Original:
-    """Read the original of a recipe's model, before any code of a norm runs: its own source, or ``against``.
-
-    It is read at the dtype that the recipe's model has.
-
-    Args:
-        check: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
-        texts: prompts, text, max_new_tokens, gradients and progress, as ``Original`` takes them.
-    """
-    for other in (recipe, *check):
-        other.check_fit()
-    place = recipe.place()
-    recipe.check_architecture(architecture_of(place))
-    facts, tensors = read_facts(place, recipe.dtype)
-    for other in (recipe, *check):
-        _check_named(other, facts.sites)
-    options: dict[str, Any] = dict(
-        attention=recipe.attention,
-        device=recipe.wanted_device,
-        memory=recipe.memory,
-        local_files_only=recipe.local_files_only,
-        **texts,
-    )
-    if against is not None:
-        return Original.read(against, dtype=facts.dtype, **options)
-    return read_with(recipe.source, dtype=recipe.dtype, revision=recipe.revision, opened=(facts, tensors), **options)
-
-
-def _check_named(recipe: Recipe, sites: list[str]) -> None:
-    """Check the names of norms and the patterns of sites. No code runs for that."""
-    for pattern, norm in recipe.pairs():
-        matching(pattern, sites)
-        if not isinstance(norm, str):
-            continue
-        if (file := file_of(norm)) is None:
-            if ":" not in norm:
-                lookup(norm)
-        elif not file.is_file():
-            raise NormError(f"cannot read {file}: there is no such file")

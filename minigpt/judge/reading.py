@@ -4,7 +4,7 @@ T tokens, V vocabulary, C embedding.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -14,8 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
-
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -24,14 +22,14 @@ class Sample:
     Attributes:
         ids: a prompt and what transformers writes after it, or a window of a text.
         new_from: the length of the prompt; of a window all of it.
-        compared: the positions whose logits are compared.
-        counted: of how many of these the distribution counts. A later window of the text has the others.
+        first: the first position whose logits are compared.
+        counted: of how many of these positions the distribution counts. A later window of the text has the others.
         start: where a window begins in its text.
     """
 
     ids: list[int]
     new_from: int
-    compared: slice
+    first: int
     counted: int
     start: int = 0
 
@@ -40,7 +38,12 @@ class Sample:
         """Return a text whose logits are all compared."""
         if new_from is None:
             new_from = len(ids)
-        return cls(ids, new_from, slice(0, len(ids)), len(ids))
+        return cls(ids, new_from, 0, len(ids))
+
+    @property
+    def compared(self) -> slice:
+        """The positions whose logits are compared."""
+        return slice(self.first, len(self.ids))
 
     @property
     def prompt(self) -> list[int]:
@@ -58,7 +61,7 @@ class Sample:
 
     def targets(self, device: torch.device) -> Int[Tensor, " targets"]:
         """Return the tokens whose loss counts: a prompt's, or a window's new part's, from the second on."""
-        targets = self.ids[self.compared.start + 1 : self.new_from]
+        targets = self.ids[self.first + 1 : self.new_from]
         return torch.tensor(targets, dtype=torch.long, device=device)
 
 
@@ -130,14 +133,6 @@ class Recorder:
 def rounded_as(reading: Reading, site: str, x: Float[Tensor, "seq *rows"]) -> Float[Tensor, "1 seq *rows"]:
     """Return a norm's true input as a batch of its own, at the dtype of the norm's output in a reading."""
     return x[None].to(reading.outputs[site].dtype, copy=True)
-
-
-def gradient_texts(prompts: Sequence[Sample], windows: Sequence[Sample]) -> list[list[int]]:
-    """Return the texts whose loss has its gradients compared: the prompts, and the beginning of a longer text."""
-    texts = [prompt.ids for prompt in prompts]
-    if windows:
-        texts.append(windows[0].ids[:MOST_GRADIENT])
-    return texts
 
 
 def as_batch(ids: list[int], device: torch.device) -> Tensor:

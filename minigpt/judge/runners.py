@@ -104,7 +104,7 @@ class Runner:
             new: how many tokens, of each text.
         """
         facts = self.facts
-        logits = [torch.empty(0, facts.vocab_size, device=facts.device) for _ in samples]
+        logits = [torch.empty(0, facts.shape.vocab_size, device=facts.device) for _ in samples]
         sizes: list[tuple[int, int]] = []
         for sample, count in zip(samples, new, strict=True):
             sizes.append((count, 0 if self.pads else sample.new_from))
@@ -138,7 +138,7 @@ class Runner:
         Returns:
             Each prompt with what is written after it, and the logits of that.
         """
-        new = [min(most, self.facts.n_positions - len(prompt)) for prompt in prompts]
+        new = [min(most, self.facts.shape.n_positions - len(prompt)) for prompt in prompts]
         texts: list[tuple[Sample, Tensor]] = []
         decoded = self.decode([Sample.whole(prompt) for prompt in prompts], new)
         for prompt, logits in zip(prompts, decoded, strict=bool(decoded)):
@@ -198,7 +198,7 @@ class FunctionRunner(Runner):
         """
         with self.naming():
             returned = self.call(input_ids)
-        logits = require_logits(returned, (*input_ids.shape, self.facts.vocab_size))
+        logits = require_logits(returned, (*input_ids.shape, self.facts.shape.vocab_size))
         return logits.to(self.facts.device)
 
 
@@ -248,7 +248,7 @@ class ModuleRunner(FunctionRunner):
         kept = [] if self.prefix is None or not places else self.facts.places
         groups = ([sample] for sample in samples)
         if self.together and not self.apart:
-            groups = groups_of(samples, self.facts.vocab_size)
+            groups = groups_of(samples, self.facts.shape.vocab_size)
         for group in groups:
             yield from self._read_group(group, kept)
 
@@ -258,7 +258,7 @@ class ModuleRunner(FunctionRunner):
         Where a place has no row for each token, as norms of compressed keys, the padding has changed its rows: the
         texts are read once more, one by one.
         """
-        ids = right_padded(group, self.facts.n_positions, self.facts.device)
+        ids = right_padded(group, self.facts.shape.n_positions, self.facts.device)
         hooks = hooked(self.model) if places else contextlib.nullcontext()
         with hooks, Recorder(self.root, places) as recorder:
             logits = self._compared(ids, group)

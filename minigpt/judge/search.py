@@ -120,11 +120,11 @@ class Search:
     def __init__(self, truth: Truth, candidate: Candidate, file: str | Path | None = None) -> None:
         self.truth = truth
         self.candidate = candidate
-        if truth.text_file:
-            self.samples = truth.windows[:MOST_WINDOWS]
+        if truth.texts.file:
+            self.samples = truth.texts.windows[:MOST_WINDOWS]
             self.floor = sum(truth.floor.windows[:MOST_WINDOWS], Distance())
         else:
-            self.samples = truth.prompts
+            self.samples = truth.texts.prompts
             self.floor = truth.floor.prompts
         self.trials: dict[tuple[str, ...], Trial] = {}
         self.lines = None

@@ -3,19 +3,24 @@
 B batch, T tokens, V vocabulary, C embedding.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measured import Floor
-from minigpt.judge.measures import Distance
-from minigpt.judge.reading import Reading, Sample, as_batch, gradient_texts
+from minigpt.judge.reading import Reading, Sample, as_batch
+from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm
-from minigpt.tokenizer import Tokenizer
+from minigpt.precision import dtype_name
+from minigpt.report.numerals import brief
+
+# A reference whose own noise is a larger share of the logits' scale computes something else than its float64 truth.
+MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 
 
 @dataclass(eq=False)
@@ -24,55 +29,20 @@ class Truth:
 
     Attributes:
         facts: what was read, and how.
-        versions: of what read it.
-        described: the prompts in words.
-        why_random: why they are random ids; None if they are not.
-        tokenizer: the checkpoint's, if it has one.
-        prompts: the prompts and what transformers writes after them.
-        windows: of the text file, or the built-in texts; empty if prompts alone were given.
-        text_file, text_ids: the text file and its tokens; None and empty without one.
-        losses: tokens and loss of each window of the whole text file, by minigpt in reference arithmetic; of another
-            architecture, and of a model that does not fit, by transformers.
+        texts: those that every model reads.
+        floor: how far transformers at the dtype is from its float64 self: the noise floor.
         exact: by text, what transformers computes in float64: the logits of the compared positions (T, V), and the
             true input (T, C) of each norm and output of each block; these are empty if there is no room.
         norms: the norms that transformers computes, by site.
-        floor: how far transformers at the dtype is from its float64 self: the noise floor.
-        precisions: the RMS error of transformers' logits in float32, float16 and bfloat16, on the prompts.
-        bitwise_error: how far minigpt in reference arithmetic is from transformers.
         gradients: by Parameter, made in float64 and kept in float32 below it; None if the caller did not ask for them.
     """
 
     facts: CheckpointFacts
-    described: str
-    why_random: str | None
-    tokenizer: Tokenizer | None
-    prompts: list[Sample]
-    windows: list[Sample]
-    text_file: str | None
-    text_ids: list[int]
-    versions: dict[str, Any]
+    texts: Texts
+    floor: Floor
     exact: Mapping[Sample, Reading]
     norms: dict[str, TrueNorm]
-    floor: Floor
-    bitwise_error: Distance = field(default_factory=Distance)
-    losses: list[Sequence[float]] = field(default_factory=list)
-    precisions: dict[str, float] = field(default_factory=dict)
     gradients: dict[str, Tensor] | None = None
-
-    @property
-    def samples(self) -> list[Sample]:
-        """The prompts, then the windows."""
-        return [*self.prompts, *self.windows]
-
-    @property
-    def longest(self) -> Sample:
-        """The longest prompt with what transformers writes after it."""
-        return max(self.prompts, key=lambda prompt: len(prompt.ids))
-
-    @property
-    def gradient_texts(self) -> list[list[int]]:
-        """The texts whose loss has its gradients compared."""
-        return gradient_texts(self.prompts, self.windows)
 
     def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
         """Return token ids as a batch of one on the original's device."""
@@ -81,12 +51,6 @@ class Truth:
     def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
         """Return the true logits at the compared positions of a text."""
         return self.exact[sample].logits
-
-    def text(self, ids: list[int]) -> str | None:
-        """Return the text of tokens; None without a tokenizer, or if one of them is padding of the vocabulary."""
-        if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.id_count:
-            return None
-        return self.tokenizer.decode(ids)
 
     def true_outputs(self, sample: Sample) -> dict[str, Float[Tensor, "seq *rows"]]:
         """Return the true output of every norm, and the residual stream after every block."""
@@ -103,6 +67,22 @@ class Truth:
         Args:
             places: whether to compute the outputs of norms too.
         """
-        for sample in self.samples:
+        for sample in self.texts.all:
             reading = self.exact[sample]
             yield Reading(reading.logits, self.true_outputs(sample) if places else {}, reading.inputs)
+
+    def require_low_floors(self) -> None:
+        """Check that transformers at the dtype is near enough to its float64 self.
+
+        Raises:
+            MiniGPTError: if it is not, or the distance is not finite.
+        """
+        dtype = self.facts.dtype
+        for floor, way in ((self.floor.prompts, ""), (self.floor.decoded, ", token by token,")):
+            most = MOST_FLOOR[dtype] * floor.scale
+            if not floor.rms <= most:  # written so that NaN is refused
+                raise MiniGPTError(
+                    f"transformers at {dtype_name(dtype)}{way} is {brief(floor.rms)} from itself in float64, on "
+                    f"logits of scale {brief(floor.scale)}, so it cannot be the reference; update transformers, or try "
+                    "another --attention or --dtype"
+                )

@@ -15,7 +15,7 @@ from minigpt.checkpoint.contents import known_files
 from minigpt.device import resolve_device
 from minigpt.errors import ConfigError, MiniGPTError, NormError, raised, to_install
 from minigpt.files import Lines, finite, hash_file, write_atomically
-from minigpt.judge.original import Original, read_original
+from minigpt.judge.original import Original
 from minigpt.machine import software, versions
 from minigpt.norms.foreign.construct import naming
 from minigpt.norms.foreign.locate import code_files, last_line, locate
@@ -218,7 +218,7 @@ def original_of(study: Study, recipe: Recipe, progress: Progress) -> Original:
     if key not in _last_original:
         progress("reading the original", 0.0)
         _last_original.clear()
-        _last_original[key] = read_original(own, study.against, prompts=study.prompts or None, text=study.text)
+        _last_original[key] = Original(own, against=study.against, prompts=study.prompts or None, text=study.text)
     return _last_original[key]
 
 

@@ -46,7 +46,7 @@ def attention(model: Any, texts: list[list[int]]) -> dict[str, list[list[float]]
 
 
 if __name__ == "__main__":
-    texts = [prompt.ids for prompt in minigpt.Original("demo", device="cpu").truth.prompts]
+    texts = [prompt.ids for prompt in minigpt.Original("demo", device="cpu").truth.texts.prompts]
     models = {
         name: minigpt.Recipe("demo", norm=name, fit=sys.argv[1], arithmetic="reference", device="cpu").open()[0]
         for name in NORMS

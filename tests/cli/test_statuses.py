@@ -176,5 +176,5 @@ def test_what_can_be_checked_is_checked_before_the_model_is_read(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("minigpt.checkpoint.read.read_checkpoint", read)
     monkeypatch.setattr("minigpt.checkpoint.contents.load_file", read)
-    monkeypatch.setattr("minigpt.judge.original.read_truth", read)
+    monkeypatch.setattr("minigpt.judge.read_original._read", read)
     assert EARLY[call] in complaint(run(*written(call, tmp_path)))

@@ -312,7 +312,7 @@ def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
     assert (shape.n_positions, shape.window) == (MOST_WINDOW + 2, MOST_WINDOW)
     with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):
         minigpt.Original(folder("pythia"), prompts=[[3] * 41], **options)
-    monkeypatch.setattr("minigpt.judge.prompts.MOST_PROMPT", 96 * 8)
+    monkeypatch.setattr("minigpt.judge.texts.MOST_PROMPT", 96 * 8)
     with pytest.raises(minigpt.GenerationError, match=r"prompt 0 has 9 tokens, and with 96 logits each .* at most 8; "):
         minigpt.Original(folder("pythia"), prompts=[[3] * 9], **options)
 

@@ -161,7 +161,7 @@ FAULTS: dict[str | None, Callable[[GPT2LMHeadModel], None]] = {
 def write_outputs(original: minigpt.Original, model: GPT2LMHeadModel, file: Path) -> None:
     """What another program would write: logits, and the outputs of norms and blocks, by the record's names."""
     tensors = {}
-    for n, text in enumerate(original.truth.prompts):
+    for n, text in enumerate(original.truth.texts.prompts):
         places = {
             place: model.get_submodule(f"transformer.{place}")
             for place in (*original.truth.facts.sites, *original.truth.facts.blocks)

@@ -105,7 +105,7 @@ def test_a_record_without_a_noise_floor_is_refused(tmp_path: Path) -> None:
     original.truth.floor.prompts.squares = float("nan")
     original.save(tmp_path / "broken")
     assert minigpt.Original.load(tmp_path / "record").judge(norm="textbook").passed
-    with pytest.raises(minigpt.MiniGPTError, match="cannot be the reference"):
+    with pytest.raises(minigpt.MiniGPTError, match="its noise floor holds NaN"):
         minigpt.Original.load(tmp_path / "broken")
 
 

@@ -50,7 +50,7 @@ def test_the_floor_is_that_of_from_pretrained(name: str, dtype: str, tmp_path: P
     real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
     with torch.no_grad():
         logits = real(torch.tensor([ids])).logits[0]
-    floor = rms(logits.double() - original.truth.logits(original.truth.prompts[0]))
+    floor = rms(logits.double() - original.truth.logits(original.truth.texts.prompts[0]))
     held = original.judge(real)
     measured = original.truth.floor.prompts.rms
     print(f"floor {measured:.4g}, from_pretrained's {floor:.4g}, ratio of it held {held.logits.ratio:.4f}")
@@ -70,9 +70,11 @@ def test_the_error_of_another_precision_is_that_of_from_pretrained(name: str, dt
     original = minigpt.Original(tmp_path, dtype="float32", device="cpu", prompts=[ids], max_new_tokens=0)
     real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
     with torch.no_grad():
-        error = rms(real(torch.tensor([ids])).logits[0].double() - original.truth.logits(original.truth.prompts[0]))
-    print(f"{dtype}: {original.truth.precisions[dtype]:.4g}, from_pretrained's {error:.4g}")
-    assert original.truth.precisions[dtype] == pytest.approx(error, rel=0.01)
+        error = rms(
+            real(torch.tensor([ids])).logits[0].double() - original.truth.logits(original.truth.texts.prompts[0])
+        )
+    print(f"{dtype}: {original.truth.floor.precisions[dtype]:.4g}, from_pretrained's {error:.4g}")
+    assert original.truth.floor.precisions[dtype] == pytest.approx(error, rel=0.01)
 
 
 def test_a_model_that_was_cast_whole_is_told_so(tmp_path: Path) -> None:

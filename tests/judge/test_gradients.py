@@ -85,8 +85,8 @@ def test_gradients_are_those_of_transformers(original: minigpt.Original, folder:
     gradients = []
     for dtype in (torch.float64, torch.float32):
         model = GPT2LMHeadModel.from_pretrained(folder, dtype=dtype)
-        tokens = sum(len(text.ids) - 1 for text in original.truth.prompts)
-        for text in original.truth.prompts:
+        tokens = sum(len(text.ids) - 1 for text in original.truth.texts.prompts)
+        for text in original.truth.texts.prompts:
             ids = torch.tensor([text.ids])
             (F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum") / tokens).backward()
         gradients.append({name.removeprefix("transformer."): single.grad for name, single in model.named_parameters()})

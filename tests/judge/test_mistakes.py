@@ -133,7 +133,7 @@ def test_an_error_that_is_mostly_of_a_mistake_is_none_of_a_precision(act: str) -
     """Its size is near that of bfloat16 on the demo."""
     original = minigpt.Original("demo", device="cpu")
     report = judged(original, act=act, **ANNOTATED)
-    size = precision_of(report.logits.rms_error, original.truth.precisions)
+    size = precision_of(report.logits.rms_error, original.truth.floor.precisions)
     assert size is not None
     assert size.like == "bfloat16"
     assert report.precision is None
@@ -142,7 +142,7 @@ def test_an_error_that_is_mostly_of_a_mistake_is_none_of_a_precision(act: str) -
 
 def test_an_error_that_begins_behind_the_first_block_is_none_of_a_precision(original: minigpt.Original) -> None:
     model = minigpt.from_pretrained(original.truth.facts.place, device="cpu")
-    size = original.truth.precisions["bfloat16"]
+    size = original.truth.floor.precisions["bfloat16"]
     head = original.judge(model).logits.rms_error
     with torch.no_grad():
         model.ln_f.bias += 0.05
@@ -174,8 +174,8 @@ def test_a_record_names_mistakes_and_says_where_the_original_must_be(
 ) -> None:
     original.save(tmp_path / "r.safetensors")
     record = minigpt.Original.load(tmp_path / "r.safetensors", device="cpu")
-    assert record.truth.precisions == original.truth.precisions
-    assert [*record.truth.precisions] == ["float32", "float16", "bfloat16"]
+    assert record.truth.floor.precisions == original.truth.floor.precisions
+    assert [*record.truth.floor.precisions] == ["float32", "float16", "bfloat16"]
     record.truth.facts = dataclasses.replace(record.truth.facts, place=tmp_path / "gone")
     program = planted.Program(original.truth.facts.place, act="relu")
     report = record.judge(lambda ids: program(ids))

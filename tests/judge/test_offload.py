@@ -21,7 +21,7 @@ from torch import nn
 
 import minigpt
 from minigpt.files import TemporaryFolder
-from minigpt.judge.kept import KeptReadings
+from minigpt.judge.kept import StoredReadings
 from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.together import groups_of, of_text, reads_apart, right_padded
 
@@ -156,7 +156,7 @@ def test_a_gpt2_that_cannot_be_read_block_by_block_is_judged_in_memory(tmp_path:
 
 
 def test_what_fits_nowhere_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.judge.original.free_memory", lambda device: 1000)
+    monkeypatch.setattr("minigpt.judge.read_original.free_memory", lambda device: 1000)
     folder = gpt2_folders(tmp_path)["bin"]
     expected = r"takes .* KB, 1 KB are free, and it cannot be read block by block: pytorch_model\.bin is no"
     with pytest.raises(minigpt.CheckpointError, match=expected):
@@ -242,15 +242,14 @@ def test_nothing_is_left_behind(tmp_path: Path, temporary: Path) -> None:
 
 
 def test_no_room_for_the_true_logits_is_a_sentence(tmp_path: Path) -> None:
-    kept = KeptReadings(True, torch.device("cpu"))
-    assert kept.folder is not None
+    kept = StoredReadings(torch.device("cpu"))
     sample = Sample.whole([1, 2])
-    kept.keep(sample, Reading(torch.ones(2, 3), {"a": torch.zeros(2, 4)}, {"b": torch.ones(2, 4)}))
+    kept[sample] = Reading(torch.ones(2, 3), {"a": torch.zeros(2, 4)}, {"b": torch.ones(2, 4)})
     reading = kept[sample]
     assert (reading.logits.shape, [*reading.outputs], [*reading.inputs]) == ((2, 3), ["a"], ["b"])
     shutil.rmtree(kept.folder.path)  # as a disk that takes no more
     with pytest.raises(minigpt.MiniGPTError, match=r"cannot keep the true logits in .*; TMPDIR names a folder"):
-        kept.keep(Sample.whole([3]), Reading(torch.ones(1, 3)))
+        kept[Sample.whole([3])] = Reading(torch.ones(1, 3))
 
 
 def test_texts_are_read_together_as_far_as_there_is_room() -> None:

@@ -34,7 +34,7 @@ def outputs_of(original: minigpt.Original, model: GPT2LMHeadModel) -> Tensors:
     def keeping(key: str) -> Callable[..., None]:
         return lambda _, __, output: tensors.update({key: output[0].clone()})
 
-    for n, text in enumerate(original.truth.samples):
+    for n, text in enumerate(original.truth.texts.all):
         hooks = []
         for place in (*original.truth.facts.sites, *original.truth.facts.blocks):
             module = model.get_submodule(f"transformer.{place}")
@@ -63,7 +63,7 @@ def test_ids_that_are_the_records_are_welcome(
     original: minigpt.Original, right: Tensors, tmp_path: Path, texts: list[int]
 ) -> None:
     for n in texts:
-        right[f"ids.{n}"] = torch.tensor(original.truth.samples[n].ids)
+        right[f"ids.{n}"] = torch.tensor(original.truth.texts.all[n].ids)
     assert judged(original, right, tmp_path).passed
 
 
@@ -81,7 +81,7 @@ def test_ids_of_another_record_are_refused(
 ) -> None:
     """Also where the file has the ids of some texts only."""
     n = min(int(name[-1]), 2)
-    right[name] = change(torch.tensor(original.truth.samples[n].ids))
+    right[name] = change(torch.tensor(original.truth.texts.all[n].ids))
     with pytest.raises(minigpt.CheckpointError, match=message):
         judged(original, right, tmp_path)
 
@@ -89,7 +89,7 @@ def test_ids_of_another_record_are_refused(
 def test_logits_of_other_ids_are_named_by_prompt_and_position(
     original: minigpt.Original, hf_model: GPT2LMHeadModel, right: Tensors, tmp_path: Path
 ) -> None:
-    ids = torch.tensor([original.truth.samples[1].ids])
+    ids = torch.tensor([original.truth.texts.all[1].ids])
     ids[0, 3] = 12
     with torch.no_grad():
         right["logits.1"] = hf_model(ids).logits[0]
@@ -280,4 +280,6 @@ def test_random_ids_are_explained_once(folder: Path, tmp_path: Path) -> None:
 def test_a_record_keeps_why_ids_are_random(folder: Path, tmp_path: Path) -> None:
     original = minigpt.Original(folder, max_new_tokens=0, device="cpu")
     original.save(tmp_path / "record")
-    assert minigpt.Original.load(tmp_path / "record").truth.why_random == original.truth.why_random is not None
+    assert (
+        minigpt.Original.load(tmp_path / "record").truth.texts.why_random == original.truth.texts.why_random is not None
+    )

@@ -190,7 +190,7 @@ def test_a_folder_that_is_saved_while_it_is_judged(
             model.save_pretrained(place)
 
     with monkeypatch.context() as patched:
-        patched.setattr("minigpt.judge.read_truth.Reference", Saving)
+        patched.setattr("minigpt.judge.read_original.Reference", Saving)
         with pytest.raises(minigpt.CheckpointError, match="was saved to"):
             minigpt.Original(place, prompts=PROMPTS, device="cpu")
     original = minigpt.Original(place, prompts=PROMPTS, max_new_tokens=0, device="cpu")
@@ -205,7 +205,7 @@ def outputs(original: minigpt.Original) -> dict[str, Tensor]:
     """What another program writes: everything, for every text of the record."""
     model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
     places = [*original.truth.facts.sites, *original.truth.facts.blocks]
-    for n, sample in enumerate(original.truth.samples):
+    for n, sample in enumerate(original.truth.texts.all):
         with torch.no_grad(), Recorder(model.transformer, places) as recorder:
             tensors[f"logits.{n}"] = model(torch.tensor([sample.ids])).logits[0].clone()
         tensors |= {f"{place}.{n}": y[0].clone() for place, y in recorder.outputs.items()}
@@ -267,10 +267,10 @@ def test_the_worst_position_has_its_place(original: minigpt.Original) -> None:
     worst = original.judge(norm="rms", gradients=False).distribution.worst
     with torch.inference_mode():
         model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
-        ids = torch.tensor([original.truth.prompts[worst.window].ids])
+        ids = torch.tensor([original.truth.texts.prompts[worst.window].ids])
         q = model(ids)[0].double().log_softmax(-1)
-    p = original.truth.logits(original.truth.prompts[worst.window]).log_softmax(-1)
+    p = original.truth.logits(original.truth.texts.prompts[worst.window]).log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1)
     assert int(kl.argmax()) == worst.position
-    text = original.truth.text(ids[0, : worst.position + 1].tolist())
+    text = original.truth.texts.decode(ids[0, : worst.position + 1].tolist())
     assert text.endswith(worst.text)

@@ -66,7 +66,7 @@ def test_a_model_makes_its_own_kind_of_cache(name: str, original: Any) -> None:
     assert report.decoding is not None
     assert report.every_place
     continued = model.generate(IDS, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-    assert truth.truth.prompts[0].ids == continued[0].tolist()
+    assert truth.truth.texts.prompts[0].ids == continued[0].tolist()
 
 
 class Logits(nn.Module):

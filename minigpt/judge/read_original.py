@@ -4,38 +4,45 @@ T tokens, V vocabulary, C embedding.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from minigpt.checkpoint import local_place
 from minigpt.checkpoint.contents import unchanged
+from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.checkpoint.transformers_model import note_on_left_out
-from minigpt.errors import MiniGPTError
-from minigpt.judge.checkpoint_facts import CheckpointFacts
+from minigpt.choices import human_size
+from minigpt.device import require_values, resolve_device
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
+from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
-from minigpt.judge.kept import KeptReadings
+from minigpt.judge.kept import StoredReadings
 from minigpt.judge.measured import Floor, measure
 from minigpt.judge.measures import Distance
 from minigpt.judge.own_code import require_own_code
 from minigpt.judge.precision import errors_of, read_in_other_dtypes
-from minigpt.judge.prompts import TextsToRead
-from minigpt.judge.reading import Reading, Sample, Scored, gradient_texts
+from minigpt.judge.reading import Reading, Sample, Scored
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import OurRunner, Runner
+from minigpt.judge.texts import Prompts, Texts, read_texts
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
+from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import TrueNorm
+from minigpt.norms.registry import lookup
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
-from minigpt.report.numerals import brief
+from minigpt.recipe import Recipe
+from minigpt.swap.sites import matching
 
+NEW_TOKENS = 32  # after each prompt
+FEW_TOKENS = 4  # where each brings all weights from their files
 MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64: 1 GiB
-
-# A reference whose own noise is a larger share of the logits' scale computes something else than its float64 truth.
-MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 
 
 class Rounded(NamedTuple):
@@ -56,36 +63,76 @@ class Rounded(NamedTuple):
     other_dtypes: dict[str, list[Tensor]]
 
 
-def read_truth(
-    facts: CheckpointFacts, tensors: dict[str, Tensor], texts: TextsToRead, most: int, gradients: bool, say: Steps
+def read_original(
+    recipe: Recipe,
+    against: str | Path | None,
+    beside: Iterable[Recipe],
+    prompts: Prompts | None,
+    text: str | Path | None,
+    max_new_tokens: int | None,
+    gradients: bool,
+    say: Steps,
 ) -> Truth:
-    """Return what transformers says of a checkpoint. One model is in memory at a time.
+    """Return what transformers says of the original of a recipe's model: of its own source, or of ``against``.
+
+    It is read at the dtype that the recipe's model has, before any code of a norm runs. One model is in memory at a
+    time.
 
     Args:
-        tensors: of a GPT-2, by their names in the files. They are taken out of this dict.
-        most: greedy tokens to write after each prompt.
-        gradients: whether to read the gradient of the loss for every Parameter.
+        beside: more recipes that will be judged; of all, what can be known of norms and sites is checked first.
+        prompts, text, max_new_tokens, gradients: as ``Original`` takes them.
         say: called with a few words as a step begins.
 
     Raises:
+        CheckpointError, ConfigError, GenerationError, NormError: if it cannot be read; the message says why.
         MiniGPTError: if transformers is not finite at the dtype, or the noise floor is so high that transformers
             cannot be trusted.
     """
+    say(f"reading {recipe.source if against is None else against}")
+    device = resolve_device(recipe.wanted_device)
+    require_values(device)
+    for other in (recipe, *beside):
+        other.check_fit()
+    place = recipe.place()
+    recipe.check_architecture(architecture_of(place))
+    facts, tensors = read_facts(place, recipe.dtype)
+    for other in (recipe, *beside):
+        _check_named(other, facts.sites)
+    if against is not None:
+        place = local_place(against, local_files_only=recipe.local_files_only)
+        facts, tensors = read_facts(place, facts.dtype)
+    source = str(recipe.source if against is None else against)
+    if facts.unread:
+        raise CheckpointError(
+            f"{source} {facts.unread}, so transformers cannot be the judge's truth of it; `minigpt convert {source} "
+            "FOLDER` writes what it reads"
+        )
+    most = FEW_TOKENS if max_new_tokens is None else max_new_tokens
+    facts = within_memory(facts, may_take(recipe.memory, device), free_memory(device), most)
+    if facts.offload and gradients:
+        size = human_size(facts.weights * torch.float64.itemsize)
+        raise ConfigError(f"needs the whole model in memory, {size} in float64; allow that", argument="gradients")
+    if facts.offload:
+        tensors.clear()
+    elif max_new_tokens is None:
+        most = NEW_TOKENS
+    facts = dataclasses.replace(facts, source=source, attention=recipe.attention, device=device)
+    texts = read_texts(facts, prompts, text)
     with judging(), unchanged(facts.place, facts.state):
         truth = _read(facts, tensors, texts, most, gradients, say)
-        require_low_floors(truth)
+        truth.require_low_floors()
         return truth
 
 
 def _read(
-    facts: CheckpointFacts, tensors: dict[str, Tensor], texts: TextsToRead, most: int, gradients: bool, say: Steps
+    facts: CheckpointFacts, tensors: dict[str, Tensor], texts: Texts, most: int, gradients: bool, say: Steps
 ) -> Truth:
     say(f"transformers at {dtype_name(facts.dtype)}")
-    facts, prompts, rounded = _read_rounded(facts, tensors, texts, most, gradients, say)
-    bitwise, losses, other_dtypes = Distance(), rounded.losses, rounded.other_dtypes
+    facts, texts, rounded = _read_rounded(facts, tensors, texts, most, gradients, say)
+    prompts, bitwise, losses, other_dtypes = texts.prompts, Distance(), rounded.losses, rounded.other_dtypes
     if facts.is_gpt2 and not facts.offload:
         say("minigpt in reference arithmetic")
-        bitwise, losses = _read_ours(facts, texts, prompts, rounded.readings)
+        bitwise, losses = _read_ours(facts, texts, rounded.readings)
     else:
         say("transformers in other dtypes")
         other_dtypes = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, prompts)
@@ -94,54 +141,48 @@ def _read(
     norms: dict[str, TrueNorm] = {}
     for site, norm in reference.host.norms().items():
         norms[site] = TrueNorm.of(norm, reference.host.site_of(norm))
-    kept = KeptReadings(facts.offload, facts.device)
-    exact = _kept(reference, facts, prompts, texts.windows, rounded.readings, kept)
-    exact = say.each(exact, len(rounded.readings))
-    measures = measure(facts.dtype, prompts, texts.windows, rounded.readings, exact, is_floor=True)
-    measures.add_decoded(prompts, rounded.decoded, [kept[prompt].logits for prompt in prompts])
+    kept: dict[Sample, Reading] = StoredReadings(facts.device) if facts.offload else {}
+    exact = say.each(_kept(reference, facts, texts, rounded.readings, kept), len(rounded.readings))
+    measures = measure(facts.dtype, texts, rounded.readings, exact, is_floor=True)
+    decoded = measures.add_decoded(prompts, rounded.decoded, [kept[prompt].logits for prompt in prompts])
     true_gradients = None
     if rounded.gradients is not None:
-        true_gradients = reference.gradients(gradient_texts(prompts, texts.windows))
+        true_gradients = reference.gradients(texts.of_gradients)
         measures.gradients = relative_errors(rounded.gradients, true_gradients)
         true_gradients = {name: gradient.to(_narrow(facts)) for name, gradient in true_gradients.items()}
-    floor = Floor.of(measures)
-    precisions = {dtype_name(facts.dtype): floor.prompts.rms} | errors_of(other_dtypes, prompts, kept)
-    return Truth(
-        facts=facts,
-        described=texts.described,
-        why_random=texts.why_random,
-        tokenizer=texts.tokenizer,
-        prompts=prompts,
-        windows=texts.windows,
-        text_file=texts.file,
-        text_ids=texts.file_ids,
-        versions=versions(facts.device) | {"float32_products": "full float32 (TF32 off)"},
-        exact=kept,
-        norms=norms,
-        floor=floor,
-        bitwise_error=bitwise,
+    distance, longer = measures.prompts.distance, measures.windows
+    floor = Floor(
+        prompts=distance,
+        decoded=decoded.distance,
+        windows=longer.distances,
+        position=max(measures.prompts.largest_error, longer.largest_error),
+        places={place: distance.relative for place, distance in measures.places.items()},
+        gradients=measures.gradients or {},
+        bitwise=bitwise,
         losses=[(row.tokens, row.loss) for row in losses or ()],
-        precisions=precisions,
-        gradients=true_gradients,
+        precisions={dtype_name(facts.dtype): distance.rms} | errors_of(other_dtypes, prompts, kept),
     )
+    return Truth(facts, texts, floor, kept, norms, true_gradients)
 
 
 def _read_rounded(
-    facts: CheckpointFacts, tensors: dict[str, Tensor], texts: TextsToRead, most: int, with_gradients: bool, say: Steps
-) -> tuple[CheckpointFacts, list[Sample], Rounded]:
+    facts: CheckpointFacts, tensors: dict[str, Tensor], texts: Texts, most: int, with_gradients: bool, say: Steps
+) -> tuple[CheckpointFacts, Texts, Rounded]:
     """Let transformers at the dtype write and read.
 
     Returns:
-        The facts that are known now; the prompts with what was written after them; the outputs.
+        The facts that are known now; the texts, with what was written after the prompts; the outputs.
     """
     reference = Reference(facts, tensors=tensors)
     require_own_code(reference.model)
     host = reference.host
     kept = reference.kept(facts.dtype)
-    written = reference.write(texts.ids, most, facts.shape.eos_token_ids)
+    ids = [prompt.ids for prompt in texts.prompts]
+    written = reference.write(ids, most, facts.shape.eos_token_ids)
     prompts = [prompt for prompt, _ in written]
     decoded = [logits for _, logits in written]
-    count = len(prompts) + len(texts.windows)
+    texts = dataclasses.replace(texts, prompts=prompts)
+    count = len(texts.all)
     readings, places = _read_prompts(reference, facts, prompts, decoded, say, count)
     windows = say.each(reference.read(texts.windows, places=False), count, first=len(prompts) + 1)
     for number, reading in enumerate(windows):
@@ -150,8 +191,7 @@ def _read_rounded(
     losses = None if reference.is_gpt2 else _losses(reference, facts, texts.file_ids)
     gradients = None
     if with_gradients:
-        of_gradients = gradient_texts(prompts, texts.windows)
-        gradients = reference.gradients(of_gradients)
+        gradients = reference.gradients(texts.of_gradients)
         require_finite(facts.dtype, "the gradients", gradients)
     other_dtypes: dict[str, list[Tensor]] = {}
     if reference.is_gpt2:
@@ -166,8 +206,9 @@ def _read_rounded(
         blocks=[place for place in places if place in host.blocks],
         embedding=host.embedding,
         kept=kept,
+        versions=versions(facts.device) | {"float32_products": "full float32 (TF32 off)"},
     )
-    return facts, prompts, Rounded(readings, decoded, losses, gradients, other_dtypes)
+    return facts, texts, Rounded(readings, decoded, losses, gradients, other_dtypes)
 
 
 def _read_prompts(
@@ -203,18 +244,17 @@ def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scor
     return losses
 
 
-def _read_ours(
-    facts: CheckpointFacts, texts: TextsToRead, prompts: list[Sample], readings: list[Reading]
-) -> tuple[Distance, list[Scored]]:
+def _read_ours(facts: CheckpointFacts, texts: Texts, readings: list[Reading]) -> tuple[Distance, list[Scored]]:
     """Let minigpt in reference arithmetic read: it has transformers' bits.
 
     Returns:
         How far its logits of the prompts are from transformers', and its losses.
     """
     ours = OurRunner(facts.in_our_arithmetic(facts.attention), facts)
-    read = ours.read(prompts, places=False)
-    measures = measure(facts.dtype, prompts, [], read, readings[: len(prompts)], is_floor=True)
-    return measures.prompts.distance, _losses(ours, facts, texts.file_ids)
+    distance = Distance()
+    for reading, before in zip(ours.read(texts.prompts, places=False), readings, strict=False):
+        distance.add(reading.logits, before.logits)
+    return distance, _losses(ours, facts, texts.file_ids)
 
 
 def _narrow(facts: CheckpointFacts) -> torch.dtype:
@@ -225,25 +265,24 @@ def _narrow(facts: CheckpointFacts) -> torch.dtype:
 def _kept(
     reference: Reference,
     facts: CheckpointFacts,
-    prompts: Sequence[Sample],
-    windows: Sequence[Sample],
+    texts: Texts,
     rounded: Sequence[Reading],
-    kept: KeptReadings,
+    kept: dict[Sample, Reading],
 ) -> Iterator[Reading]:
     """Yield what transformers in float64 computes of each text, and keep what later judgements need."""
     with_places = [before for before in rounded if before.outputs]
-    whole = prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
+    whole = texts.prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
     for sample, reading in zip(whole, reference.read(whole), strict=True):
         blocks = {place: reading.outputs[place] for place in facts.blocks}
         inputs = {site: reading.inputs[site] for site in facts.sites}
-        kept.keep(sample, Reading(reading.logits, blocks, inputs))
+        kept[sample] = Reading(reading.logits, blocks, inputs)
         yield reading
-    others = prompts[len(whole) :]
+    others = texts.prompts[len(whole) :]
     for sample, reading in zip(others, reference.read(others, places=False), strict=True):
-        kept.keep(sample, reading)
+        kept[sample] = reading
         yield reading
-    for sample, reading in zip(windows, reference.read(windows, places=False), strict=True):
-        kept.keep(sample, Reading(reading.logits.to(_narrow(facts), copy=True)))
+    for sample, reading in zip(texts.windows, reference.read(texts.windows, places=False), strict=True):
+        kept[sample] = Reading(reading.logits.to(_narrow(facts), copy=True))
         yield reading
 
 
@@ -262,18 +301,14 @@ def require_finite(dtype: torch.dtype, text: str, outputs: Mapping[str, Tensor])
             )
 
 
-def require_low_floors(truth: Truth) -> None:
-    """Check that transformers at the dtype is near enough to its float64 self.
-
-    Raises:
-        MiniGPTError: if it is not, or the distance is not finite.
-    """
-    name = dtype_name(truth.facts.dtype)
-    for floor, way in ((truth.floor.prompts, ""), (truth.floor.decoded, ", token by token,")):
-        most = MOST_FLOOR[truth.facts.dtype] * floor.scale
-        if not floor.rms <= most:  # written so that NaN is refused
-            raise MiniGPTError(
-                f"transformers at {name}{way} is {brief(floor.rms)} from itself in float64, on "
-                f"logits of scale {brief(floor.scale)}, so it cannot be the reference; update transformers, or try "
-                "another --attention or --dtype"
-            )
+def _check_named(recipe: Recipe, sites: list[str]) -> None:
+    """Check the names of norms and the patterns of sites. No code runs for that."""
+    for pattern, norm in recipe.pairs():
+        matching(pattern, sites)
+        if not isinstance(norm, str):
+            continue
+        if (file := file_of(norm)) is None:
+            if ":" not in norm:
+                lookup(norm)
+        elif not file.is_file():
+            raise NormError(f"cannot read {file}: there is no such file")

@@ -1,15 +1,18 @@
 """Texts that the models read: the prompts, and longer texts in windows of the context."""
 
+import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 
-from minigpt.errors import CheckpointError, GenerationError
+from minigpt.errors import CheckpointError, GenerationError, MiniGPTError
 from minigpt.generation import prompt_ids
 from minigpt.inputs import check_rows
+from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.perplexity import file_ids, windows_of
 from minigpt.judge.reading import Sample
 from minigpt.shape import Shape
@@ -29,78 +32,79 @@ BUILT_IN = f"{len(BUILT_IN_PROMPTS)} built-in texts"
 MOST_LONG = 1024  # tokens of the built-in text that fills the context
 MOST_LONG_WORK = 2e11  # its tokens times the model's weights: float64 reads 100 to 200 of these a nanosecond
 MOST_WALK_WORK = 4e9  # the same for a walk over a whole vocabulary
+MOST_GRADIENT = 512  # tokens of a longer text: a backward in float64 keeps all attention weights
 MOST_PROMPT = 2**29  # numbers of a prompt's true logits, 4 GiB: 3,533 tokens of Qwen's vocabulary
 MOST_LOGITS = 2**27  # numbers of a text's true logits that are kept: 2,670 tokens of GPT-2, 131,072 of the demo
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
-class TextsToRead(NamedTuple):
-    """Texts to read: prompts, and a longer text in windows.
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The texts that every model reads: prompts, and a longer text in windows.
 
     Attributes:
-        ids: the tokens of the prompts.
+        prompts: once transformers has read them, with what it writes after them.
         described: the prompts in words.
-        tokenizer: the checkpoint's, if it has one.
+        why_random: why they are random ids; None if they are not.
         windows: of the text file, or of the built-in texts; empty if prompts alone were given.
         file, file_ids: the text file, and its tokens; None and empty without one.
-        why_random: why the prompts are random ids; None if they are not.
-    """
-
-    ids: list[list[int]]
-    described: str
-    tokenizer: Tokenizer | None
-    windows: list[Sample]
-    file: str | None
-    file_ids: list[int]
-    why_random: str | None
-
-
-class Chosen(NamedTuple):
-    """Prompts.
-
-    Attributes:
-        ids: their tokens.
-        described: in words.
         tokenizer: the checkpoint's, if it has one.
-        prose: the tokens of the built-in long text, if the model can read it.
-        why_random: why they are random ids; None if they are not.
     """
 
-    ids: list[list[int]]
+    prompts: list[Sample]
     described: str
-    tokenizer: Tokenizer | None
-    prose: Sequence[int] = ()
     why_random: str | None = None
+    windows: list[Sample] = field(default_factory=list)
+    file: str | None = None
+    file_ids: list[int] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def all(self) -> list[Sample]:
+        """The prompts, then the windows."""
+        return [*self.prompts, *self.windows]
+
+    @property
+    def of_gradients(self) -> list[list[int]]:
+        """The texts whose loss has its gradients compared: the prompts, and the beginning of a longer text."""
+        texts = [prompt.ids for prompt in self.prompts]
+        if self.windows:
+            texts.append(self.windows[0].ids[:MOST_GRADIENT])
+        return texts
+
+    @property
+    def longest(self) -> Sample:
+        """The longest prompt with what transformers writes after it."""
+        return max(self.prompts, key=lambda prompt: len(prompt.ids))
+
+    def decode(self, ids: list[int]) -> str | None:
+        """Return the text of tokens; None without a tokenizer, or if one of them is padding of the vocabulary."""
+        if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.id_count:
+            return None
+        return self.tokenizer.decode(ids)
 
 
-def read_texts(
-    place: Path, config: Shape, weights: int, prompts: Prompts | None = None, text: str | Path | None = None
-) -> TextsToRead:
+def read_texts(facts: CheckpointFacts, prompts: Prompts | None = None, text: str | Path | None = None) -> Texts:
     """Return the texts that the models read: those that are given, else the built-in ones.
 
     Args:
-        weights: how many numbers the model has.
         text: a file.
 
     Raises:
-        CheckpointError, GenerationError: as ``choose_prompts`` and ``file_ids``.
+        CheckpointError, GenerationError: as ``chosen_prompts`` and ``file_ids``.
     """
-    chosen = default_prompts(place, config) if prompts is None else choose_prompts(place, prompts, config)
-    file = None
-    ids: list[int] = []
-    windows: list[Sample] = []
+    texts = default_prompts(facts) if prompts is None else chosen_prompts(facts, prompts)
     if text is not None:
-        file = str(text)
-        ids = file_ids(text, chosen.tokenizer, config)
-        windows = file_windows(ids, config)
-    elif prompts is None:
-        windows = built_in_windows(chosen, config, weights)
-    return TextsToRead(chosen.ids, chosen.described, chosen.tokenizer, windows, file, ids, chosen.why_random)
+        ids = file_ids(text, texts.tokenizer, facts.shape)
+        return replace(texts, file=str(text), file_ids=ids, windows=file_windows(ids, facts.shape))
+    if prompts is None:
+        return replace(texts, windows=built_in_windows(texts, facts))
+    return texts
 
 
-def choose_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
-    """Return the token ids of prompts. An empty text is end-of-text, with which a document starts.
+def chosen_prompts(facts: CheckpointFacts, prompts: Prompts) -> Texts:
+    """Return prompts as the models read them. An empty text is end-of-text, with which a document starts.
 
     Raises:
         CheckpointError: if prompts are texts and there is no tokenizer for them.
@@ -109,50 +113,50 @@ def choose_prompts(place: Path, prompts: Prompts, config: Shape) -> Chosen:
     if isinstance(prompts, str) or len(prompts) == 0:
         raise GenerationError(f"prompts must be a list of texts, or of lists of token ids, got {prompts!r}")
     if isinstance(prompts[0], str):
-        tokenizer = Tokenizer.from_pretrained(place)
+        tokenizer = Tokenizer.from_pretrained(facts.place)
         ids = [prompt_ids(tokenizer, text) for text in cast("Sequence[str]", prompts)]
         described = "1 text" if len(ids) == 1 else f"{len(ids)} texts"
     else:
-        tokenizer = _tokenizer(place)
+        tokenizer = tokenizer_at(facts.place)
         ids = [list(prompt) for prompt in cast("Sequence[Sequence[int]]", prompts)]
         described = "1 list of ids" if len(ids) == 1 else f"{len(ids)} lists of ids"
-    most = MOST_PROMPT // config.vocab_size
+    shape = facts.shape
+    most = MOST_PROMPT // shape.vocab_size
     for i, prompt in enumerate(ids):
         try:
             rows = torch.tensor([prompt], dtype=torch.long)
-            check_rows(rows, config.vocab_size, config.n_positions)
+            check_rows(rows, shape.vocab_size, shape.n_positions)
         except GenerationError as error:
             raise GenerationError(f"prompt {i}: {error}") from error
         if len(prompt) > most:
             raise GenerationError(
-                f"prompt {i} has {len(prompt):,} tokens, and with {config.vocab_size:,} logits each the judge keeps at "
+                f"prompt {i} has {len(prompt):,} tokens, and with {shape.vocab_size:,} logits each the judge keeps at "
                 f"most {most:,}; it reads a longer text in windows, as --text"
             )
-    return Chosen(ids, described, tokenizer)
+    return Texts([*map(Sample.whole, ids)], described, tokenizer=tokenizer)
 
 
-def default_prompts(place: Path, config: Shape) -> Chosen:
+def default_prompts(facts: CheckpointFacts) -> Texts:
     """Return the built-in texts, or random ids if the model cannot read those."""
     try:
-        chosen = choose_prompts(place, BUILT_IN_PROMPTS, config)
-        tokenizer = cast("Tokenizer", chosen.tokenizer)
-        prose = tokenizer.encode(long_text())
-        return chosen._replace(described=BUILT_IN, prose=prose)
+        return replace(chosen_prompts(facts, BUILT_IN_PROMPTS), described=BUILT_IN)
     except CheckpointError as error:
         why = str(error)
     except GenerationError:
         why = "the default texts do not fit it"
-    length = min(24, max(1, config.n_positions // 2))
+    shape = facts.shape
+    length = min(24, max(1, shape.n_positions // 2))
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(config.vocab_size, (4, length), generator=generator).tolist()
-    return Chosen(ids, "4 sequences of random ids", _tokenizer(place), why_random=why)
+    ids = torch.randint(shape.vocab_size, (4, length), generator=generator).tolist()
+    prompts = [*map(Sample.whole, ids)]
+    return Texts(prompts, "4 sequences of random ids", why, tokenizer=tokenizer_at(facts.place))
 
 
-def _tokenizer(place: Path) -> Tokenizer | None:
-    try:
-        return Tokenizer.from_pretrained(place)
-    except CheckpointError:
-        return None
+def tokenizer_at(place: Path) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint on this machine; None if there is none."""
+    with contextlib.suppress(MiniGPTError):
+        return Tokenizer.from_pretrained(place, local_files_only=True)
+    return None
 
 
 def long_text() -> str:
@@ -165,27 +169,26 @@ def long_text() -> str:
     return " ".join(sentences)
 
 
-def built_in_windows(prompts: Chosen, config: Shape, weights: int) -> list[Sample]:
+def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Sample]:
     """Return a text that fills the context, half prose and half a walk over tokens that no other text has.
 
     The vocabulary of a small model is walked whole, in more windows.
-
-    Args:
-        weights: how many numbers the model has.
     """
-    length = min(config.n_positions, MOST_LONG, max(2, int(MOST_LONG_WORK / weights)))
+    length = min(facts.shape.n_positions, MOST_LONG, max(2, int(MOST_LONG_WORK / facts.weights)))
     if length < 2:
         return []
-    prose = list(prompts.prose[: length // 2])
-    read = {*prose, *itertools.chain.from_iterable(prompts.ids)}
+    prose = list[int]()
+    if texts.tokenizer is not None and texts.why_random is None:
+        prose = texts.tokenizer.encode(long_text())[: length // 2]
+    read = {*prose}.union(*(prompt.ids for prompt in texts.prompts))
     generator = torch.Generator().manual_seed(0)
-    shuffled = torch.randperm(config.vocab_size, generator=generator).tolist()
+    shuffled = torch.randperm(facts.shape.vocab_size, generator=generator).tolist()
     walk = [token for token in shuffled if token not in read]
     tokens = prose + walk or shuffled
     first = list(itertools.islice(itertools.cycle(tokens), length))
     windows = [Sample.whole(first)]
     rest = walk[length - len(prose) :]
-    if len(rest) * weights <= MOST_WALK_WORK:
+    if len(rest) * facts.weights <= MOST_WALK_WORK:
         for start in range(0, len(rest), length):
             windows.append(Sample.whole(rest[start : start + length]))
     return windows
@@ -205,6 +208,5 @@ def file_windows(ids: list[int], config: Shape) -> list[Sample]:
         if room < 0 and windows:
             break
         length = end - start
-        compared = slice(first - 1 - start, length)
-        windows.append(Sample(ids[start:end], length, compared, counted, start))
+        windows.append(Sample(ids[start:end], length, first - 1 - start, counted, start))
     return windows
