@@ -23,6 +23,7 @@ import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.generation.settings import SETTINGS  # noqa: E402
 from minigpt.serve import jobs, scheduler, share_weights  # noqa: E402
+from minigpt.serve.routes import LONG_PROMPT  # noqa: E402
 
 # Log-probabilities are over all logits, also over those of ids from 300 on, which have no token.
 MODEL = small_model(
@@ -124,14 +125,13 @@ SAME = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("stream", "piece"), [(True, 512), (False, 3)])
-def test_requests_of_all_settings_at_once_get_what_generate_gives(
-    client: Client, stream: bool, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the prompts are read in pieces of three tokens."""
-    monkeypatch.setattr(scheduler, "PROMPT_TOKENS", piece)
-    monkeypatch.setattr(scheduler, "PROMPT_TOKENS_BESIDE", min(piece, 64))
-    calls = [(text, *ways) for text in TEXTS[:3] for ways in SAME]
+@pytest.mark.parametrize(("stream", "times"), [(True, 1), (False, 3)])
+def test_requests_of_all_settings_at_once_get_what_generate_gives(client: Client, stream: bool, times: int) -> None:
+    """Also where prompts are read in pieces, since more requests come than there are places."""
+    calls = [(" ".join([text] * times), *ways) for text in TEXTS[:3] for ways in SAME]
+    longest = max(len(TOKENIZER.encode(text)) for text, *_ in calls)
+    assert (longest > scheduler.PROMPT_TOKENS_BESIDE) == (times > 1)
+    assert len(calls) > client.scheduler.places
     bodies = [
         {"model": "demo", "prompt": text, "max_tokens": 9, "stream": stream, **fields} for text, fields, _ in calls
     ]
@@ -567,10 +567,10 @@ def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
         assert [answer.status_code for answer in answers] == [200] * 3
 
 
-def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate]) -> None:
     """Also requests that are refused: without this a step waits for Python's lock at every operation."""
-    monkeypatch.setattr("minigpt.serve.routes.LONG_PROMPT", 2**20)  # encoded by the thread of requests
-    body = {"prompt": "the dog " * 5000}
+    body = {"prompt": "the dog " * 240}
+    assert len(body["prompt"]) < LONG_PROMPT, "encoded by the thread of requests"
     with serving(gated(), max_batch=2, max_queue=8) as client:
 
         async def busy(http: Any) -> tuple[float, float]:
@@ -578,7 +578,7 @@ def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate], monkeyp
                 await asyncio.sleep(0.01)
             began, used = time.monotonic(), time.thread_time()
             for _ in range(3):
-                await asyncio.gather(*(later(body, path="/tokenize")(http) for _ in range(4)))
+                await asyncio.gather(*(later(body, path="/tokenize")(http) for _ in range(80)))
             times = time.monotonic() - began, time.thread_time() - used
             gate.open.set()
             return times
@@ -614,9 +614,9 @@ def test_a_norm_that_raises_is_one_clients_error(gate: type[Gate], error: type[B
         assert client.complete("the dog", max_tokens=25, temperature=0, eos_token_id=[]).json()["choices"] == alone
 
 
-def test_health_says_that_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_says_that_the_thread_has_ended() -> None:
     with serving() as client:
-        monkeypatch.setattr(client.scheduler, "_run", lambda: None)
+        client.scheduler._run = lambda: None
         body = {"model": "demo", "prompt": "a"}
         with pytest.raises(TimeoutError):
             client.ask_all(lambda http: asyncio.wait_for(later(body)(http), 0.5))
