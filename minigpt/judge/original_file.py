@@ -28,7 +28,7 @@ from minigpt.judge.truth import Truth
 from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name
 from minigpt.report.fields import OWN_NORM
-from minigpt.report.from_json import as_json, from_json
+from minigpt.report.from_json import from_json, plain_type
 
 VERSION = 7  # of the file
 GRADIENT = "kept.gradient."  # begins the keys of gradients
@@ -56,7 +56,7 @@ def save_truth(truth: Truth, file: str | Path) -> None:
     }
     metadata = {
         "format": "pt",
-        "minigpt": json.dumps(fields, default=as_json),
+        "minigpt": json.dumps(fields, default=plain_type),
         "model": facts.source,  # this and what follows is for other programs
         "dtype": dtype_name(facts.dtype),
         "attention": facts.attention,
@@ -176,7 +176,9 @@ class RecordReader:
         """Check that the noise floor is of these texts, and consists of finite numbers."""
         floor, texts = self.floor, self.texts
         distances = (floor.prompts, floor.decoded, floor.bitwise, *floor.windows)
-        numbers = [floor.position, *(number for distance in distances for number in dataclasses.astuple(distance))]
+        numbers = [floor.position]
+        for distance in distances:
+            numbers += dataclasses.astuple(distance)
         require(all(0 <= number < math.inf for number in numbers), "its noise floor holds NaN, infinity or less than 0")
         require(len(floor.windows) == len(texts.windows), "its noise floor is of other windows")
         require(floor.gradients.keys() == gradients.keys(), "its noise floor is of other gradients")

@@ -17,7 +17,7 @@ hints_of = functools.cache(get_type_hints)
 MADE_OF_WORDS = {Path: Path, torch.device: torch.device, torch.dtype: DTYPES.__getitem__}
 
 
-def as_json(value: Any) -> Any:
+def plain_type(value: Any) -> Any:
     """Return a dataclass, a path, a device or a dtype in types that ``json.dumps`` knows."""
     if dataclasses.is_dataclass(value):
         return vars(value)
