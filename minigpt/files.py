@@ -112,11 +112,11 @@ def read_text(file: Path, kind: type[MiniGPTError] = MiniGPTError) -> str:
 def not_utf8(what: object, error: UnicodeDecodeError) -> str:
     """Return the sentence that says where a text is not UTF-8, and how to make it so."""
     byte = error.object[error.start]
-    found = f"{what} is not UTF-8 text: byte 0x{byte:02x} at {error.start:,}"
+    problem = f"{what} is not UTF-8 text: byte 0x{byte:02x} at {error.start:,}"
     for mark, name in BYTE_ORDER_MARKS.items():
         if error.object.startswith(mark):
-            return f"{found}; it begins as {name} does; convert it with iconv -f {name} -t UTF-8"
-    return f"{found}; convert it first, e.g. Latin-1 with iconv -f LATIN1 -t UTF-8"
+            return f"{problem}; it begins as {name} does; convert it with iconv -f {name} -t UTF-8"
+    return f"{problem}; convert it first, e.g. Latin-1 with iconv -f LATIN1 -t UTF-8"
 
 
 def is_json_lines(file: Path, content: str) -> bool:

@@ -139,7 +139,7 @@ def host_of(model: nn.Module) -> Host:
     else:  # of a GPT-2 of minigpt
         sites = list[str]()
         for site in known_sites():
-            sites += _inside(prefix + site, paths)
+            sites += _norms_inside(prefix + site, paths)
     return Host(
         model=model,
         prefix=prefix,
@@ -160,7 +160,7 @@ def _sites_of(paths: Mapping[str, nn.Module], root: list[str]) -> list[str]:
     return sites
 
 
-def _inside(site: str, paths: Mapping[str, nn.Module]) -> list[str]:
+def _norms_inside(site: str, paths: Mapping[str, nn.Module]) -> list[str]:
     """Return a site of a GPT-2 of ours; of one that PEFT wraps, the norms in the wrapper."""
     if site not in paths or not _is_of_peft(paths[site]):
         return [site]
@@ -371,11 +371,11 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
     rows = sizes * (torch.randn(8, width, generator=generator, device="cpu") + 0.5)
     weight = torch.randint(32, 96, (width,), generator=generator, device="cpu") / 64  # bfloat16 holds 1 + weight too
     bias = torch.randn(width, generator=generator, device="cpu")
-    own = dict(norm.named_parameters())
+    parameters = dict(norm.named_parameters())
     used: dict[str, Tensor] = {}
-    if "weight" in own and own["weight"].shape == weight.shape:
+    if "weight" in parameters and parameters["weight"].shape == weight.shape:
         used["weight"] = weight.clone()
-    if "bias" in own and own["bias"].shape == bias.shape:
+    if "bias" in parameters and parameters["bias"].shape == bias.shape:
         used["bias"] = bias.clone()
     others = {name: _on_cpu(x) for name, x in values.items() if name not in used}
     try:

@@ -188,8 +188,8 @@ def check_layers(blocks: nn.ModuleList, n_layer: int) -> None:
     """
     layers: list[int] = []
     for block in blocks:
-        own = {getattr(part, "layer", None) for part in block.modules()}
-        layers += [layer for layer in own if isinstance(layer, int)]
+        numbers = {getattr(part, "layer", None) for part in block.modules()}
+        layers += [layer for layer in numbers if isinstance(layer, int)]
     different = set(layers)
     if len(different) < len(layers) or not different <= set(range(n_layer)):
         raise GenerationError(

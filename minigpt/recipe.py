@@ -408,14 +408,14 @@ class Recipe:
             value = getattr(self, field.name)
             if field.name == "norm" and value is not None:
                 value = _norm_word(value)
-            if field.name == "local_files_only" or _word(value) == _word(field.default):
+            if field.name == "local_files_only" or _shell_word(value) == _shell_word(field.default):
                 continue
             if "about" not in field.metadata:
                 raise ConfigError("is no option of the command line", argument=field.name)
             name = "model" if field.name == "source" else field.name.replace("_", "-")
             words.append(f"--{name}")
             if value is not True:
-                words.append(_word(value))
+                words.append(_shell_word(value))
         return words
 
 
@@ -459,7 +459,7 @@ def _norm_word(norm: Any) -> str:
     return name
 
 
-def _word(value: Any) -> str:
+def _shell_word(value: Any) -> str:
     """Return a value as a word of the shell."""
     if isinstance(value, tuple):
         return ",".join(value) or "none"

@@ -81,8 +81,8 @@ class Format:
         Raises:
             ConfigError: if a field is unknown, or has a value that we cannot honour.
         """
-        own = {name for name, ours in self.fields.items() if ours != (name,)}
-        if own.isdisjoint(fields):
+        renamed = {name for name, ours in self.fields.items() if ours != (name,)}
+        if renamed.isdisjoint(fields):
             return GPT2Config.from_dict(fields)
         unknown = sorted(fields.keys() - self.fields.keys())
         if unknown:
@@ -112,7 +112,7 @@ class Format:
                     break
                 name = template.format(i=layer)
                 parts = [origin.transform(left.pop(source)) for source in sources]
-                tensors[name] = _joined(name, parts)
+                tensors[name] = _concatenated(name, parts)
         tensors |= left
         if self.may_lack is None or any(map(self.may_lack.fullmatch, tensors)):
             return tensors
@@ -137,7 +137,7 @@ def _is_tied(tensors: Tensors) -> bool:
     return same_values(head, embedding)
 
 
-def _joined(name: str, parts: list[Tensor]) -> Tensor:
+def _concatenated(name: str, parts: list[Tensor]) -> Tensor:
     kinds = {(part.dtype, part.shape[:-1]) for part in parts}
     if len(kinds) > 1:
         shapes = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in parts)

@@ -116,8 +116,8 @@ def sites_for(norm: norms.NormSpec, sites: list[str], named: Pairs, *, by_site: 
     if not code:
         return sites
     if by_site:
-        names = {_class_name(name) for _, name in named if _is_code(name)}
-        if _class_name(norms.name_of(norm)) not in names:
+        names = {_class_of_norm(name) for _, name in named if _is_code(name)}
+        if _class_of_norm(norms.name_of(norm)) not in names:
             return sites
     return code
 
@@ -126,7 +126,7 @@ def _is_code(norm: norms.NormSpec | None) -> bool:
     return norm is not None and not norms.is_registered(norm)
 
 
-def _class_name(norm: object) -> str:
+def _class_of_norm(norm: object) -> str:
     return str(norm).rpartition(":")[2]
 
 

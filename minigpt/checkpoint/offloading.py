@@ -101,8 +101,8 @@ def device_map_of(model: nn.Module, device: torch.device, room: int = 0) -> dict
 
     def place(path: str, module: nn.Module) -> None:
         nonlocal room
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if not own:
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if not tensors:
             for name, child in module.named_children():
                 place(f"{path}.{name}".lstrip("."), child)
             return

@@ -97,12 +97,12 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
 
 def _warn_of_other_dtype(fields: Mapping[str, Any], tensors: Tensors, place: Path) -> None:
     """Warn of a dtype in a config that the weights do not have."""
-    said = fields.get("dtype", fields.get("torch_dtype"))
+    dtype = fields.get("dtype", fields.get("torch_dtype"))
     held = {dtype_name(tensor.dtype) for tensor in tensors.values() if tensor.ndim}
-    if len(held) == 1 and said in DTYPE_NAMES and said not in held:
+    if len(held) == 1 and dtype in DTYPE_NAMES and dtype not in held:
         _warn(
-            f"{place}: {CONFIG} says {said}, and its weights are {held.pop()}; they stay as they are unless a dtype is "
-            f"asked for, and transformers rounds them to {said}"
+            f"{place}: {CONFIG} says {dtype}, and its weights are {held.pop()}; they stay as they are unless a dtype "
+            f"is asked for, and transformers rounds them to {dtype}"
         )
 
 

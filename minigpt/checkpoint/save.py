@@ -139,12 +139,12 @@ def _require_whole(model: GPT2, tensors: Mapping[str, Tensor], named: Any) -> No
     for site in model.site_names():
         if norm_at(as_pairs(named), site):
             others.append(_saved_name(f"{site}."))
-    complaints = misfits(_outside(tensors, others), _outside(expected, others))
+    complaints = misfits(_not_of_sites(tensors, others), _not_of_sites(expected, others))
     if complaints:
         raise CheckpointError(f"the model is not a GPT-2 of its config: {'; '.join(complaints)}; keep the state_dict")
 
 
-def _outside(tensors: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
+def _not_of_sites(tensors: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
     """Return the tensors that are not of these sites, by the beginning of their names."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(sites))}
 

@@ -235,11 +235,11 @@ def _with_help(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
         info = typer.Option()
     info.help = about.get(name, info.help)
     if name in VALUES:
-        info.autocompletion = lambda incomplete: _completions(name, incomplete)
+        info.autocompletion = lambda incomplete: _shell_completions(name, incomplete)
     return parameter.replace(annotation=Annotated[hint, info])
 
 
-def _completions(name: str, incomplete: str) -> list[str]:
+def _shell_completions(name: str, incomplete: str) -> list[str]:
     """Return the values of a parameter that begin with these characters."""
     values: list[str] = []
     for value in sorted(VALUES[name]()):

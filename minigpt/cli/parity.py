@@ -99,7 +99,7 @@ def parity(
     """
     _check_options(given, recipes, reports or [])
     if compare:
-        _compare(reports or [], json_file, html)
+        _show_comparison(reports or [], json_file, html)
         return
     of_engine = None
     if engine is not None:
@@ -247,7 +247,7 @@ def _show(judged: "Sequence[ParityReport]", json_file: Path | None, html: Path |
     show(summary, fields, json_file, html, lambda: report_page(*judged))
 
 
-def _compare(files: list[Path], json_file: Path | None, html: Path | None) -> None:
+def _show_comparison(files: list[Path], json_file: Path | None, html: Path | None) -> None:
     """Show reports that were written before in one table."""
     from minigpt.report.page import report_page
     from minigpt.report.parity_report import read_reports

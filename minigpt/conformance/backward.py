@@ -32,7 +32,7 @@ BACKWARD_PROBES = PROBES | {"600 rows": (600, 768)}
 SIGNS = {0: "it is 0", -1: "it has the wrong sign"}
 
 
-def of_gradients(subject: Subject, failed: Results, results: Results) -> Mistakes:
+def mistakes_of_gradients(subject: Subject, failed: Results, results: Results) -> Mistakes:
     """Return which gradients are wrong, and the formula that gives them, or where they are wrong."""
     cases = [case for case in failed if case.is_backward]
     parts = set[str]()
@@ -43,10 +43,10 @@ def of_gradients(subject: Subject, failed: Results, results: Results) -> Mistake
         of_part = [case for case in cases if part in case.worst_measured.parts]
         at = wrong_at(of_part)
         with PyTorchInFloat32():  # as the cases were judged
-            found = [(sentence, at) for sentence in _formulas(subject, first_dtype(at), part)]
-            found = found or _roundings(subject, at, part)
-        found = found or [_where(of_part, results)]
-        for sentence, shown_at in found:
+            sentences = [(sentence, at) for sentence in _formulas(subject, first_dtype(at), part)]
+            sentences = sentences or _roundings(subject, at, part)
+        sentences = sentences or [_where_wrong(of_part, results)]
+        for sentence, shown_at in sentences:
             mistakes.append((f"the gradient of the {part} is wrong: {sentence}", shown_at))
     return mistakes
 
@@ -74,7 +74,7 @@ def _roundings(subject: Subject, at: set[str], part: str) -> Mistakes:
     return mistakes
 
 
-def _where(cases: Results, results: Results) -> FoundMistake:
+def _where_wrong(cases: Results, results: Results) -> FoundMistake:
     """Return at which inputs a gradient is wrong, if others are right, and else by how much."""
     every = [case for case in results if case.is_backward]
     pruned = [case for case in cases if case.value == PRUNED.name]

@@ -18,7 +18,7 @@ from minigpt.precision import HALVES, dtype_name
 
 BEHAVIOUR_CASES: list[Case] = []
 EXACTLY = "the numbers must be the same: nothing is rounded"
-CALLS = 20  # more than a small cache is long
+REPEATED_CALLS = 20  # more than a small cache is long
 MIXED_PRECISION = "mixed precision"
 BY_ORDER = "that of the same gradient by itself, since rounding may differ from call to call"
 
@@ -85,7 +85,7 @@ def _statistics(x: Tensor) -> Tensor:
 
 def others(subject: Subject, x: Tensor) -> list[Tensor]:
     """Return other inputs in the shape of ``x``, each at an address of its own."""
-    return [subject.rows(*x.shape, dtype=x.dtype) for _ in range(CALLS)]
+    return [subject.rows(*x.shape, dtype=x.dtype) for _ in range(REPEATED_CALLS)]
 
 
 @case("input left as it was", EXACTLY)

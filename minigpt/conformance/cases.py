@@ -325,10 +325,10 @@ def backward(norm: Built, forward: Callable[[Tensor], Tensor], x: Tensor, dy: Te
         leaf.requires_grad_(name != frozen)
     y = forward(leaves["input"])
     leaves.pop(frozen, None)
-    wanted, dy = [*leaves.values()], dy.to(y.dtype)
+    inputs, dy = [*leaves.values()], dy.to(y.dtype)
     with naming(norm.foreign, f"the backward pass of {norm.subject.name}"), on_threads(norm.subject.threads):
         end = Incoming.apply(y, dy)
-        values = torch.autograd.grad(end, wanted, allow_unused=True, materialize_grads=True)
+        values = torch.autograd.grad(end, inputs, allow_unused=True, materialize_grads=True)
     return Backward(y.detach(), dict(zip(leaves, values, strict=True)))
 
 

@@ -237,14 +237,14 @@ def check_norm(
                 result = case.run(subject, untried)
                 failed_at |= result.failed_at
                 results.append(result)
-        said = remarks(subject, candidate, results)
+        notes = remarks(subject, candidate, results)
         if untried:
             way_out = "every_case, in the shell --all, tries it there too"
-            said.append(f"torch.compile is not tried at {listing(untried)}, where other cases fail; {way_out}")
+            notes.append(f"torch.compile is not tried at {listing(untried)}, where other cases fail; {way_out}")
         mistakes: list[NamedMistake] = []
         if all(result.passed for result in results):
             if subject.array_function is None:
-                said += second_derivatives(subject)
+                notes += second_derivatives(subject)
         else:
             begin("looking for what is wrong")
             from minigpt.conformance.diagnosis import diagnoses  # it is for norms that are wrong alone
@@ -257,7 +257,7 @@ def check_norm(
         gradients = "" if candidate.lacks_gradients else "gradients, "
         covered = f"{sizes}; 2 to 4 dimensions; values, {gradients}calls and modes"
     if changes:
-        said.append(f"it changes the process: {', '.join(changes)}")
+        notes.append(f"it changes the process: {', '.join(changes)}")
     return ConformanceReport(
         norm=subject.name,
         kind=kind,
@@ -265,7 +265,7 @@ def check_norm(
         eps=GPT2_EPS,
         seed=seed,
         versions=software(),
-        notes=said,
+        notes=notes,
         cases=results,
         mistakes=mistakes,
         coverage=covered,
@@ -303,19 +303,19 @@ def asked_of(subject: Subject, patterns: Sequence[str]) -> list[Case]:
     Raises:
         NormError: if no case matches.
     """
-    asked = []
+    chosen = []
     for case in CASES:
         names = (case.name, case.group)
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
-            asked.append(case)
-    if not asked:
+            chosen.append(case)
+    if not chosen:
         groups = ", ".join(by_group(CASES))
         raise NormError(f"no case matches {' or '.join(map(repr, patterns))}; the groups of cases are {groups}")
     if subject.array_function is not None:
-        asked = [case for case in asked if case.group != "compile"]
+        chosen = [case for case in chosen if case.group != "compile"]
     if subject.has_few_shapes:
-        asked = [case for case in asked if _has_few_shapes(case)]
-    return asked
+        chosen = [case for case in chosen if _has_few_shapes(case)]
+    return chosen
 
 
 def _has_few_shapes(case: Case) -> bool:

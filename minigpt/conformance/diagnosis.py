@@ -81,14 +81,14 @@ def diagnoses(subject: Subject, results: Results) -> list[tuple[str, frozenset[s
         if not dtypes or dtypes == judged:
             diagnoses.append((sentence, frozenset()))
             continue
-        at = _listed(dtypes)
+        at = _in_words(dtypes)
         if at not in sentence:
             sentence = f"{sentence}, at {at}"
         diagnoses.append((sentence, frozenset(dtypes)))
     return diagnoses
 
 
-def _listed(dtypes: set[str]) -> str:
+def _in_words(dtypes: set[str]) -> str:
     *first, last = sorted(dtypes)
     if not first:
         return last
@@ -171,7 +171,7 @@ def of_some_inputs(subject: Subject, failed: Results, results: Results) -> Mista
     """Return what is wrong with a norm whose ordinary rows are right: gradients, a formula, or some inputs."""
     values = [case for case in failed if case.group not in ("gradients", "compile")]
     if not values:
-        mistakes = backward.of_gradients(subject, failed, results)
+        mistakes = backward.mistakes_of_gradients(subject, failed, results)
         if mistakes:
             return mistakes
     at, patterns = wrong_at(failed), values or failed
@@ -245,18 +245,18 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
     worst = shown[0].outcomes[name]
 
     def answers() -> Iterator[Mistakes]:
-        yield asked(probes.agreed)
+        yield answers_of(probes.agreed)
         if dtype in HALVES:
-            yield asked(otherwise_rounded)
-        yield asked(probes.reciprocal)
-        yield asked(probes.precision)
+            yield answers_of(otherwise_rounded)
+        yield answers_of(probes.reciprocal)
+        yield answers_of(probes.precision)
         if worst.place and worst.ratio > FAR:
             yield [of_cases("some rows or columns are wrong", shown)]
-        yield asked(probes.structure)
+        yield answers_of(probes.structure)
         yield _of_ranks_and_sizes(here, [case for case in results if name in case.dtypes])
-        yield asked(probes.symptoms)
+        yield answers_of(probes.symptoms)
 
-    def asked(probe: Callable[[Subject, torch.dtype], list[str]]) -> Mistakes:
+    def answers_of(probe: Callable[[Subject, torch.dtype], list[str]]) -> Mistakes:
         return [(sentence, at) for sentence in probe(subject, dtype)]
 
     mistakes: Mistakes = []

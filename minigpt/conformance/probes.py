@@ -23,10 +23,10 @@ PROBES = {"3-D input": (4, 6, 64), "2-D input": (24, 64), "width 192": (24, 192)
 def agreed(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return the mistakes of the formula of the outputs."""
     by_probe: dict[str, list[str] | None] = {}
-    found: list[str] | None = None
+    likeliest: list[str] | None = None
     for probe, shape in PROBES.items():
-        by_probe[probe] = closest_formula(subject, dtype, shape, found)
-        found = found or by_probe[probe]
+        by_probe[probe] = closest_formula(subject, dtype, shape, likeliest)
+        likeliest = likeliest or by_probe[probe]
     return of_probes(by_probe)
 
 
@@ -60,7 +60,7 @@ def ask(
 
 
 def closest_formula(
-    subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], found: list[str] | None = None
+    subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], likeliest: list[str] | None = None
 ) -> list[str] | None:
     """Return the mistakes of the formula that gives the norm's outputs best; None if none does.
 
@@ -80,7 +80,7 @@ def closest_formula(
     for names, chosen in with_few([*by_name.values()]):
         parts = dict(zip(by_name, chosen, strict=True))
         formulas.append((names, distance(y, formula(x, parts, scale, shift))))
-    formulas.sort(key=lambda candidate: candidate[0] != found)
+    formulas.sort(key=lambda candidate: candidate[0] != likeliest)
     return best(formulas, LIMIT + 2 * PRECISIONS[dtype].result)
 
 

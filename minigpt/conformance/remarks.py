@@ -27,7 +27,7 @@ ROWS_ALONE = "rows are independent of the batch"
 OVERFLOW = 1e18  # its square is in float32, and the sum of 768 of them is not
 NARROW_WIDTH, WIDE = 64, 4096
 GROWTH = 4  # times PyTorch's own error. Sums in 8 lanes and more stay below 2 at this width; a serial sum has 10
-CONSTANTS = torch.linspace(8_200.1, 16_300.3, 12, dtype=torch.float64)[:, None]  # most sums of many are not exact
+CONSTANT_ROWS = torch.linspace(8_200.1, 16_300.3, 12, dtype=torch.float64)[:, None]  # most sums of many are not exact
 OFF_THE_SHIFT = 0.2  # a mean that is off by one rounding gives 0.3 there, since sqrt(eps) is 0.003
 
 
@@ -44,14 +44,14 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     if any("float32" in case.failed_at for case in results):
         return sentences
     of_cases: list[tuple[str, Callable[[Subject], list[str]]]] = [
-        (MIXED_PRECISION, mixed_precision),
+        (MIXED_PRECISION, note_on_mixed_precision),
         (HUGE_VALUES.name, overflow),
         (CONSTANT.name, constant_rows),
         (str(WIDE), growth),
     ]
-    asked = {case.value for case in results}
+    values = {case.value for case in results}
     for value, remark in of_cases:
-        if value in asked:
+        if value in values:
             with contextlib.suppress(Exception):
                 sentences += remark(subject.drawing_for("remarks"))
     return sentences
@@ -69,7 +69,7 @@ def row_alone(subject: Subject, results: Results) -> list[str]:
 
 
 @torch.no_grad()
-def mixed_precision(subject: Subject) -> list[str]:
+def note_on_mixed_precision(subject: Subject) -> list[str]:
     """Return a sentence if 16-bit rows with float32 weights are refused, or come out in another dtype."""
     norm = subject.candidate()
     for dtype in HALVES:
@@ -106,7 +106,7 @@ def constant_rows(subject: Subject) -> list[str]:
         return []
     worst, width = 0.0, NARROW_WIDTH
     for n in (NARROW_WIDTH, 768, WIDE):
-        x = CONSTANTS.expand(-1, n).float().double()
+        x = CONSTANT_ROWS.expand(-1, n).float().double()
         off = ask(subject, x).abs().max().item()
         if off > worst:
             worst, width = off, n

@@ -24,7 +24,7 @@ def conformance_summary(
         dtype: the dtype that the first line is about.
         every_case: show every case with its error, its bound and the reason for the bound.
     """
-    sheet = _sheet(report, dtype, None if every_case else 0)
+    sheet = _sheet_of(report, dtype, None if every_case else 0)
     return judged(sheet.kind, f"{sheet.heading}: {sheet.subject}", sheet.sentences, sheet.parts)
 
 
@@ -32,10 +32,10 @@ def conformance_page(report: ConformanceReport, dtype: str = "float32") -> str:
     """Return the report as one HTML page that needs no network."""
     from minigpt.report.page import render
 
-    return render(f"{report.norm}: conformance", [_sheet(report, dtype)])
+    return render(f"{report.norm}: conformance", [_sheet_of(report, dtype)])
 
 
-def _sheet(report: ConformanceReport, dtype: str, most_cases: int | None = None) -> Sheet:
+def _sheet_of(report: ConformanceReport, dtype: str, most_cases: int | None = None) -> Sheet:
     """Return the report, of which a terminal shows so many cases of a group; None for all."""
     verdict, is_it = VERDICTS[report.dtypes.get(dtype)]
     facts = {"covers": report.coverage, "eps": str(report.eps), "seed": str(report.seed)} | report.versions
@@ -73,14 +73,14 @@ def _cases(report: ConformanceReport, most: int | None) -> list[Part]:
     parts = []
     for verdict, folded in {"FAIL": "", "pass": "Cases", "not judged": "Cases"}.items():
         for group, members in by_group(report.cases).items():
-            rows = [_row(case) for case in members if case.verdict == verdict]
+            rows = [_case_row(case) for case in members if case.verdict == verdict]
             title = f"{group}: {len(rows)} of {len(members)} {verdict}"
             name = f"{verdict.replace(' ', '-')}-{group}"
             parts.append(Part(name, title, "", CASE_HEADS, rows, most, folded=folded))
     return parts
 
 
-def _row(case: CaseResult) -> tuple[Cell, ...]:
+def _case_row(case: CaseResult) -> tuple[Cell, ...]:
     worst = case.worst
     where = []
     if case.failed_at:

@@ -212,13 +212,13 @@ def _count_to_round(model: GPT2, is_greedy: bool) -> int:
     count = 0
     for name in affine_layers(model):
         weight = model.get_submodule(name).get_parameter("weight")
-        if _kept(_matrices, weight) is None:
+        if _cached(_matrices, weight) is None:
             count += weight.numel()
     head = head_rows(model)
     if is_greedy and _has_common_ids(model):
-        if _kept(_common_heads, head, _last_shift(model)) is None:
+        if _cached(_common_heads, head, _last_shift(model)) is None:
             count += COMMON_IDS * head.shape[1]
-    elif _kept(_matrices, head) is None:
+    elif _cached(_matrices, head) is None:
         count += head.numel()
     return count
 
@@ -237,7 +237,7 @@ _matrices: RoundedWeights = WeakTensorKeyDictionary()
 _common_heads: RoundedWeights = WeakTensorKeyDictionary()
 
 
-def _kept(rounded: RoundedWeights, weight: Tensor, shift: Tensor | None = None) -> RoundedWeight | None:
+def _cached(rounded: RoundedWeights, weight: Tensor, shift: Tensor | None = None) -> RoundedWeight | None:
     """Return a weight in eight bits, if it is kept and what it was made of has not changed."""
     kept = rounded.get(weight)
     if kept is None or kept.states != _states(weight, shift):
@@ -251,7 +251,7 @@ def _states(*tensors: Tensor | None) -> object:
 
 def _rounded(weight: Tensor, by_rows: bool) -> RoundedWeight:
     """Return a weight in eight bits, and keep it."""
-    kept = _kept(_matrices, weight)
+    kept = _cached(_matrices, weight)
     if kept is None:
         rows = weight.detach()
         if not by_rows:
@@ -280,7 +280,7 @@ def _common_head(model: GPT2) -> RoundedWeight:
     """
     weight, shift = head_rows(model), _last_shift(model)
     assert shift is not None
-    kept = _kept(_common_heads, weight, shift)
+    kept = _cached(_common_heads, weight, shift)
     if kept is None:
         rows = weight.detach()
         logits = rows @ shift.detach().to(rows.dtype)  # (V)

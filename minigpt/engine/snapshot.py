@@ -45,18 +45,18 @@ class Snapshot:
         self.state = self._state()
 
     def _add(self, module: nn.Module) -> None:
-        own = vars(module)
+        attributes = vars(module)
         for name in module._modules:
             self.parts.add(module._modules, name)
         for name in WATCHED:
-            if name in own:
-                self.parts.add(own, name)
+            if name in attributes:
+                self.parts.add(attributes, name)
         for contents in (module._parameters, module._buffers):
             for name, tensor in contents.items():
                 places = self.parts if tensor is None else self.tensors
                 places.add(contents, name)
-        if "panels" in own:
-            self.tensors.add(own, "panels")
+        if "panels" in attributes:
+            self.tensors.add(attributes, "panels")
         self.hooks += [module._forward_hooks, module._forward_pre_hooks]
 
     def is_outdated(self) -> bool:

@@ -77,8 +77,8 @@ def _state_reason(model: FastGPT2, parts: Parts) -> str | None:
 
 
 def _has_replaced_method(part: nn.Module) -> bool:
-    own = vars(part).keys() - ATTRIBUTES
-    return any(callable(getattr(type(part), name, None)) for name in own)
+    added = vars(part).keys() - ATTRIBUTES
+    return any(callable(getattr(type(part), name, None)) for name in added)
 
 
 def _class_reason(parts: Parts) -> str | None:

@@ -23,7 +23,7 @@ def check_metadata(file: Path) -> None:
             return super()._get(offset, *how, **more)
 
     reader = Reader(file)
-    if (_value(reader, "split.count") or 1) > 1:  # other files have the other tensors
+    if (_metadata(reader, "split.count") or 1) > 1:  # other files have the other tensors
         return
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}  # the length of a row first
     if "token_embd.weight" not in shapes:
@@ -35,9 +35,9 @@ def check_metadata(file: Path) -> None:
     blocks = [int(number) for name in shapes for number in re.findall(r"^blk\.(\d+)\.", name)]
     if blocks:
         sizes["block_count"] = max(blocks) + 1
-    architecture = _value(reader, "general.architecture")
+    architecture = _metadata(reader, "general.architecture")
     for name, size in sizes.items():
-        stated = _value(reader, f"{architecture}.{name}")
+        stated = _metadata(reader, f"{architecture}.{name}")
         if stated != size:
             raise ValueError(f"its {name} is {stated}, and its tensors have {size}")
     tokens = reader.get_field("tokenizer.ggml.tokens")
@@ -45,8 +45,8 @@ def check_metadata(file: Path) -> None:
         raise ValueError(f"it names {len(tokens.data)} tokens, and its embedding has {vocabulary}")
     if not any(re.match(r"blk\.\d+\.attn_(q|qkv)\.", name) for name in shapes):
         return
-    heads = _value(reader, f"{architecture}.attention.head_count")
-    groups = _value(reader, f"{architecture}.attention.head_count_kv")
+    heads = _metadata(reader, f"{architecture}.attention.head_count")
+    groups = _metadata(reader, f"{architecture}.attention.head_count_kv")
     if reader.get_field(f"{architecture}.attention.key_length") is not None and heads:
         width = heads  # a head's width is its own
     for name, whole, part in (("head_count", width, heads), ("head_count_kv", heads, groups)):
@@ -54,7 +54,7 @@ def check_metadata(file: Path) -> None:
             raise ValueError(f"its {name} is {part}, which does not divide {whole}")
 
 
-def _value(reader: Any, key: str) -> Any:
+def _metadata(reader: Any, key: str) -> Any:
     """Return a value of the metadata; None without it."""
     field = reader.get_field(key)
     return None if field is None else field.contents()

@@ -27,7 +27,7 @@ OF_MODEL = {"n_gpu_layers", "check_tensors", "use_extra_bufts"}  # of llama_mode
 ERROR = 4  # the level of llama.cpp's messages about errors
 
 _said: list[str] = []  # what llama.cpp has said of errors since a file was opened
-_keep: list[Any] = []  # the function that llama.cpp calls, which must live as long as the process
+_keep_log: list[Any] = []  # the function that llama.cpp calls, which must live as long as the process
 
 
 def gguf(file: str | Path, **options: Any) -> "LlamaCppModel":
@@ -85,9 +85,9 @@ class LlamaCppModel(Engine):
         self.width: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
         self.vocab_size = self.width
         self.settings = {
-            "type_k": _word(CACHE_TYPES, how.type_k),
-            "type_v": _word(CACHE_TYPES, how.type_v),
-            "flash_attn": _word(FLASH_ATTENTION, how.flash_attn_type),
+            "type_k": _name_of(CACHE_TYPES, how.type_k),
+            "type_v": _name_of(CACHE_TYPES, how.type_v),
+            "flash_attn": _name_of(FLASH_ATTENTION, how.flash_attn_type),
             "n_threads": how.n_threads,
         }
         for name, value in options.items():
@@ -156,7 +156,7 @@ def set_option(of_model: Any, of_context: Any, name: str, value: Any) -> None:
         setattr(of_model if name in OF_MODEL else of_context, name, value)
 
 
-def _word(words: Mapping[str, int], number: int) -> str:
+def _name_of(words: Mapping[str, int], number: int) -> str:
     """Return llama.cpp's word for a number."""
     for word, known in words.items():
         if known == number:
@@ -167,13 +167,13 @@ def _word(words: Mapping[str, int], number: int) -> str:
 def _listen(lib: Any) -> None:
     """Let llama.cpp say what is wrong to us, in place of a page of messages on standard error."""
     _said.clear()
-    if _keep:
+    if _keep_log:
         return
 
     def hear(level: int, text: bytes, _: object) -> None:
         if level == ERROR:
             _said.append(text.decode(errors="replace"))
 
-    _keep.append(lib.llama_log_callback(hear))
-    lib.llama_log_set(_keep[0], None)
+    _keep_log.append(lib.llama_log_callback(hear))
+    lib.llama_log_set(_keep_log[0], None)
     lib.llama_backend_init()

@@ -59,8 +59,8 @@ class OnnxSession(Engine):
         how = session_options(runtime, options)
         with self.opening():
             self.session = runtime.InferenceSession(str(self.file), how, providers=list(providers))
-        inputs = _with_head_size(_ports(self.session.get_inputs()), self.file.parent / "genai_config.json")
-        outputs = _ports(self.session.get_outputs())
+        inputs = _with_head_size(_ports_of_session(self.session.get_inputs()), self.file.parent / "genai_config.json")
+        outputs = _ports_of_session(self.session.get_outputs())
         self.graph = Graph(str(self.file), inputs, outputs)
         self.context = self.graph.fixed
         self.names = [port.name for port in outputs]
@@ -146,7 +146,7 @@ def _with_head_size(ports: list[Port], file: Path) -> list[Port]:
     return sized
 
 
-def _ports(nodes: Sequence[Any]) -> list[Port]:
+def _ports_of_session(nodes: Sequence[Any]) -> list[Port]:
     """Return the inputs or the outputs of a session."""
     ports = []
     for node in nodes:

@@ -92,8 +92,8 @@ class Graph:
             self.inputs[port] = self._role(port, inputs)
         ids = self._of_role(Role.IDS)
         if len(ids) != 1 or len(ids[0].shape) != 2:
-            found = _described(inputs)
-            raise CheckpointError(f"{file} must take ids of shape (B, T) by one input, and its inputs are {found}")
+            described = _described(inputs)
+            raise CheckpointError(f"{file} must take ids of shape (B, T) by one input, and its inputs are {described}")
         self.logits = self._logits(outputs)
         self.pasts = self._continued(outputs)
         rows, tokens = ids[0].shape
@@ -127,8 +127,8 @@ class Graph:
             is_cache = re.search(r"present|past|cache", port.name.lower())
             if len(port.shape) in (2, 3) and port.dtype in FLOATING and not is_cache:
                 return port.name
-        found = _described(outputs)
-        raise CheckpointError(f"{self.file} must give logits of shape (B, T, V), and its outputs are {found}")
+        described = _described(outputs)
+        raise CheckpointError(f"{self.file} must give logits of shape (B, T, V), and its outputs are {described}")
 
     def _continued(self, outputs: Sequence[Port]) -> dict[Port, str | None]:
         """Return the inputs of the past, each with the output that has its name with "present", else its place."""

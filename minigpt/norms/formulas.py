@@ -214,8 +214,8 @@ class TrueNorm:
         if site.kind == "other":
             return cls(site.kind, None, None, 0.0, module=plain_copy(norm) if is_offloaded(norm) else norm)
         values = values_of(norm)  # also where they stay in a file
-        own = dict(norm.named_parameters())  # a buffer may be there for a kernel alone, as in Falcon Mamba
-        weight, bias = (values[role] if role in own else None for role in ("weight", "bias"))
+        parameters = dict(norm.named_parameters())  # a buffer may be there for a kernel alone, as in Falcon Mamba
+        weight, bias = (values[role] if role in parameters else None for role in ("weight", "bias"))
         if weight is not None:
             weight = weight.double() + site.adds_one
         return cls(site.kind, weight, bias, site.eps or 0.0, site.rounds)

@@ -63,7 +63,7 @@ def _verdict_row(report: ReportFields) -> dict[str, Cell]:
     row["top-1"] = cell(report.distribution, "top1_agreement", percent)
     _, perplexity = perplexities(report)
     row["perplexity"] = Number(perplexity, precise)
-    row["of noise"] = Number(_ratio(report), times)
+    row["of noise"] = Number(_noise_ratio(report), times)
     if text_file(report) is None:
         row["greedy"] = _agreement(report)
     return row
@@ -77,7 +77,7 @@ def _agreement(report: ReportFields) -> str:
     return f"differs at {parting.token}"
 
 
-def _ratio(report: ReportFields) -> float:
+def _noise_ratio(report: ReportFields) -> float:
     """Return the error over the noise floor, of the text file if there is one."""
     if report.text is None or text_file(report) is None:
         return report.logits.ratio

@@ -257,7 +257,7 @@ def _sites(report: ReportFields, sites: Sequence[NormSiteError]) -> Part:
     shown_maps = dict(MAPS)
     if Unjudged.ALONE in report.missing:
         del shown_maps["local_error"]
-    drawn = [_drawn(site) for site in sites]
+    drawn = [_figures_drawn(site) for site in sites]
     blocks = [finite(vars(block)) for block in report.blocks]
     charts = depth_charts(report.dtype, blocks, drawn)
     maps = Maps(drawn, shown_maps, partial(brief, digits=2), charts)
@@ -271,15 +271,15 @@ def _by_growth(ordered: list[NormSiteError]) -> list[NormSiteError]:
     before = 1.0
     for place in ordered:
         noise = _or_zero(place.noise)
-        own = noise_ratio(_or_zero(place.local_error), noise)
+        local_ratio = noise_ratio(_or_zero(place.local_error), noise)
         ratio = noise_ratio(_or_zero(place.propagated_error), noise)
-        growth[place.site] = max(own, ratio / max(1.0, before))
+        growth[place.site] = max(local_ratio, ratio / max(1.0, before))
         before = ratio
     return sorted(ordered, key=lambda place: -growth[place.site])
 
 
 def _place_row(report: ReportFields, place: NormSiteError) -> list[Cell]:
-    row: list[Cell] = [place.site, *cells(NormSiteError, _known(place))]
+    row: list[Cell] = [place.site, *cells(NormSiteError, _with_known_error(place))]
     if has_norm(report):
         is_block = any(place.site == block.block for block in report.blocks)
         swapped = "yes" if place.swapped else "no"
@@ -292,7 +292,7 @@ def _or_zero(x: float | None) -> float:
     return x if is_finite(x) else 0.0
 
 
-def _known(place: NormSiteError) -> NormSiteError:
+def _with_known_error(place: NormSiteError) -> NormSiteError:
     """Return a norm or block whose own error is NaN where it is None in JSON because it is not finite.
 
     A norm whose own error is not finite gives an output whose error is not finite either. Where that is finite, nobody
@@ -303,9 +303,9 @@ def _known(place: NormSiteError) -> NormSiteError:
     return place
 
 
-def _drawn(place: NormSiteError) -> dict[str, Any]:
+def _figures_drawn(place: NormSiteError) -> dict[str, Any]:
     """Return what a map draws of a norm: figures that are not finite are None, and what is not known is left out."""
-    figures = finite(vars(_known(place)))
+    figures = finite(vars(_with_known_error(place)))
     if place.local_error is None and figures["propagated_error"] is not None:
         del figures["local_error"]
     return figures

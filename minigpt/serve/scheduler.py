@@ -310,10 +310,10 @@ class Lane:
         most = 0
         for piece in pieces:
             row: Any = piece.row
-            wanted = row.job.body.logprobs
-            if wanted is None:
+            logprobs = row.job.body.logprobs
+            if logprobs is None:
                 continue
-            most = max(most, wanted)
+            most = max(most, logprobs)
             end = piece.first + len(piece.ids) + 1
             tokens = row.ids[end - len(piece.logits) : end]  # each after one of the logits, but for the last
             rows += [row] * len(tokens)

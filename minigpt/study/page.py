@@ -155,7 +155,7 @@ def _spaced(label: str) -> str:
     return ", ".join(words_of(label))
 
 
-def _lines(label: str, width: int) -> str:
+def _wrapped(label: str, width: int) -> str:
     """Return a label in lines of at most so many characters. A pattern's hyphen ends none."""
     return "\n".join(textwrap.wrap(_spaced(label), width, break_on_hyphens=False))
 
@@ -220,7 +220,7 @@ def _curves(axes: Any, cells: list[table.Summary], labels: list[str]) -> None:
         if not steps:
             continue
         means = losses.mean(1)
-        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label=_lines(label, 70))
+        axes.plot(steps, means, color=colour, linestyle=dash, linewidth=1.5, label=_wrapped(label, 70))
         seeds = losses.shape[1]
         if seeds > 1:
             errors = losses.std(1, ddof=1) / math.sqrt(seeds)
@@ -253,7 +253,7 @@ def _cells(axes: Any, cells: list[tuple[str, Number, str]], column: table.Column
     style = {"fmt": "o", "markersize": 4, "capsize": 3, "linewidth": 1.2}
     labels = []
     for place, (label, figure, colour) in enumerate(cells):
-        labels.append(_lines(label, 34))
+        labels.append(_wrapped(label, 34))
         axes.errorbar(figure.value, place, xerr=figure.error or 0.0, color=colour, **style)
     if column.is_difference:
         axes.axvline(0, color=INK, linewidth=0.8)

@@ -51,12 +51,12 @@ def resumable_step(folder: Path, steps: int) -> int | None:
 
 def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints in a folder, whole or not, with their steps: the newest first."""
-    found = []
+    checkpoints = []
     for place in folder.glob("checkpoint-*"):
         number = place.name.removeprefix("checkpoint-")
         if number.isdecimal():
-            found.append((int(number), place))
-    return sorted(found, reverse=True)
+            checkpoints.append((int(number), place))
+    return sorted(checkpoints, reverse=True)
 
 
 def is_cut(place: Path) -> bool:

@@ -209,16 +209,16 @@ _last_original: dict[tuple[Any, ...], Original] = {}  # one at most, since the c
 
 def original_of(study: Study, recipe: Recipe, progress: Progress) -> Original:
     """Return what transformers says of a cell's model, read once in a process for each text as it is."""
-    own = Recipe(
+    original = Recipe(
         recipe.source, attention=recipe.attention, device=recipe.device, dtype=recipe.dtype, quantize=recipe.quantize,
         revision=recipe.revision,
     )  # fmt: skip
     digest = study.text and hash_file(study.text)
-    key = (own, study.against, tuple(study.prompts), study.text, digest)
+    key = (original, study.against, tuple(study.prompts), study.text, digest)
     if key not in _last_original:
         progress("reading the original", 0.0)
         _last_original.clear()
-        _last_original[key] = Original(own, against=study.against, prompts=study.prompts or None, text=study.text)
+        _last_original[key] = Original(original, against=study.against, prompts=study.prompts or None, text=study.text)
     return _last_original[key]
 
 

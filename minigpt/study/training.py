@@ -221,8 +221,8 @@ def as_transformers(model: GPT2, recipe: Recipe) -> Any:
     hf_model.lm_head.load_state_dict({"weight": head})
     hf_model.transformer.load_state_dict(tensors)
     if sums_in_half(hf_model.dtype, recipe):
-        own = [site for site, norm in model.norm_modules().items() if type(norm) is FusedLayerNorm]
-        swap_norms(hf_model.transformer, "textbook", own)
+        sites = [site for site, norm in model.norm_modules().items() if type(norm) is FusedLayerNorm]
+        swap_norms(hf_model.transformer, "textbook", sites)
     return hf_model
 
 
@@ -249,9 +249,9 @@ def as_minigpt(hf_model: Any, model: GPT2) -> GPT2:
         norm, is_own = hf_model.transformer.get_submodule(site), True
         if isinstance(norm, ScheduledNorm):
             norm, is_own = norm.present, not norm.is_on
-        own = model.get_submodule(site)
-        if is_own and type(own) is FusedLayerNorm:  # which may have been trained as textbook
-            own.load_state_dict(norm.state_dict())
+        before = model.get_submodule(site)
+        if is_own and type(before) is FusedLayerNorm:  # which may have been trained as textbook
+            before.load_state_dict(norm.state_dict())
         else:
             model.set_submodule(site, copy.deepcopy(norm).cpu())
     return model.eval()

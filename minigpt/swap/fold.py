@@ -94,7 +94,7 @@ def center_writers(model: GPT2) -> GPT2:
 
 def _require_free_of_mean(norm: nn.Module, site: str, embedding: Tensor) -> None:
     """Check that a norm returns the same when every element of a row grows by the same amount."""
-    rows = _rows(embedding).double()
+    rows = _rows_of(embedding).double()
     with naming(norm):
         bare = plain_copy(norm).eval().double()
         output = bare(rows)
@@ -168,7 +168,7 @@ def _require_affine(norm: Any, site: str) -> None:
     if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
         raise NormError(f"{site} ({type(norm).__name__}) must have a weight and a bias to fold")
     bare = plain_copy(norm).eval()
-    rows = _rows(norm.weight)
+    rows = _rows_of(norm.weight)
     whole = bare(rows).double()  # (8, C)
     bare.weight.fill_(1)
     bare.bias.zero_()
@@ -181,7 +181,7 @@ def _require_affine(norm: Any, site: str) -> None:
         raise NormError(f"{site} ({type(norm).__name__}) must scale by its weight and shift by its bias to fold")
 
 
-def _rows(like: Tensor) -> Tensor:
+def _rows_of(like: Tensor) -> Tensor:
     """Return eight random rows (8, C) to try a norm on."""
     generator = torch.Generator("cpu").manual_seed(0)
     rows = torch.randn(8, like.shape[-1], generator=generator, dtype=torch.float32, device="cpu")

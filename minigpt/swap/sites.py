@@ -253,13 +253,13 @@ def share(new: nn.Module, old: nn.Module, host: Host) -> nn.Module:
     """
     record = record_of(new)
     site = host.site_of(old)
-    own = originals(old)
+    parameters = originals(old)
     device = host.device
-    if own:
-        device = next(iter(own.values())).device
+    if parameters:
+        device = next(iter(parameters.values())).device
     with naming(new):
         new.to(device, host.dtype)
-        for role, shared in own.items():
+        for role, shared in parameters.items():
             parameter = getattr(new, role, None)
             if not isinstance(parameter, nn.Parameter) or parameter.shape != shared.shape:
                 record.originals[role] = shared

@@ -97,12 +97,12 @@ def eps_of(module: nn.Module) -> set[float]:
 
 
 def _every_eps(module: nn.Module) -> list[float | None]:
-    found = []
+    values = []
     for part in module.modules():
         for name, value in vars(part).items():
             if EPS_NAME.fullmatch(name):
-                found.append(value)
-    return found
+                values.append(value)
+    return values
 
 
 def other_eps(module: nn.Module, eps: float) -> list[float]:

@@ -120,13 +120,13 @@ class ArrayFunction:
         call = self._bound(x, weight, bias, eps)
         with naming(self, f"vjp of {title(self)}"):
             arrays = self.vjp(self.package.to_array(dy), *call.args, **call.kwargs)
-        wanted = [role for role, name in self.roles.items() if role in TENSORS and name in call.arguments]
+        roles = [role for role, name in self.roles.items() if role in TENSORS and name in call.arguments]
         if not isinstance(arrays, tuple | list):
             raise NormError(f"vjp of {title(self)} must return a tuple, got a {type(arrays).__name__}")
-        if len(arrays) != len(wanted):
-            raise NormError(f"vjp of {title(self)} must return {len(wanted)} gradients, got {len(arrays)}")
+        if len(arrays) != len(roles):
+            raise NormError(f"vjp of {title(self)} must return {len(roles)} gradients, got {len(arrays)}")
         gradients = {}
-        for role, array in zip(wanted, arrays, strict=True):
+        for role, array in zip(roles, arrays, strict=True):
             like = x if role == "x" else x.new_empty(x.shape[-1])
             gradients[role] = self._tensor(array, f"the gradient of {role} of ", like)
         return gradients
@@ -136,11 +136,11 @@ class ArrayFunction:
 
         A scale or shift that the model lacks is left out where the function has a default for it, else it is neutral.
         """
-        given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "eps": eps}
+        values: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "eps": eps}
         neutral = {"weight": torch.ones, "bias": torch.zeros}
         arguments: OrderedDict[str, Any] = OrderedDict()
         for role, name in self.roles.items():
-            value = given[role]
+            value = values[role]
             if value is None and _has_default(self.signature.parameters[name]):
                 continue
             if value is None:
@@ -154,7 +154,7 @@ class ArrayFunction:
 
     def _tensor(self, array: Any, what: str, like: Tensor) -> Tensor:
         """Return an array as a tensor on the device of ``like``, whose shape it must have."""
-        name, place = what + title(self), _place_of(self.func)
+        name, place = what + title(self), _definition_of(self.func)
         if not self.package.is_array(array):
             kind = type(array).__name__
             raise NormError(f"{name} must be one array of {self.package.name}, got a {kind}{place}")
@@ -301,10 +301,10 @@ def _takes_rows(make: Callable[..., Any]) -> bool:
         _, *others = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # it has no signature, or no parameter
         return False
-    return any(_plain(one.name) in SCALE_NAMES and not _has_default(one) for one in others)
+    return any(_bare_name(one.name) in SCALE_NAMES and not _has_default(one) for one in others)
 
 
-def _plain(name: str) -> str:
+def _bare_name(name: str) -> str:
     return name.lower().strip("_")
 
 
@@ -329,7 +329,7 @@ def _roles_of(function: Callable[..., Any], signature: inspect.Signature) -> Ord
     chosen = function.keywords if isinstance(function, partial) else {}
     for one in parameters[1:]:
         if one.name not in chosen and one.kind not in VARIABLE:
-            others[_plain(one.name)] = one
+            others[_bare_name(one.name)] = one
     role_of = {name: "eps" for name in others if EPS_NAME.fullmatch(name)}
     for role, names in (("weight", SCALE_NAMES), ("bias", SHIFT_NAMES)):
         known = [name for name in names if name in others]
@@ -346,6 +346,6 @@ def _roles_of(function: Callable[..., Any], signature: inspect.Signature) -> Ord
     return roles
 
 
-def _place_of(function: Callable[..., Any]) -> str:
+def _definition_of(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""

@@ -115,11 +115,11 @@ def _imported_files(file: Path) -> list[Path]:
     folders = [file.parent]
     if (file.parent / "__init__.py").is_file():
         folders.append(file.parent.parent)
-    found = []
+    paths = []
     for folder in folders:
         for name in sorted(names):
-            found += [folder / f"{name}.py", *(folder / name).glob("*.py")]
-    return [path for path in found if path.is_file()]
+            paths += [folder / f"{name}.py", *(folder / name).glob("*.py")]
+    return [path for path in paths if path.is_file()]
 
 
 def source_file(make: object) -> str | None:

@@ -50,8 +50,8 @@ class OnePlusNorm(nn.LayerNorm):
         values = {"weight": self._sum(), "bias": self.bias}
         for name in self.loans:
             value = values[name]
-            own = None if value is None else nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
-            self.norm.register_parameter(name, own)
+            copied = None if value is None else nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+            self.norm.register_parameter(name, copied)
         return self.norm
 
     def __getstate__(self) -> dict[str, Any]:

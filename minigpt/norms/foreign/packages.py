@@ -96,7 +96,7 @@ def _bfloat16() -> Any:
     try:
         return importlib.import_module("ml_dtypes").bfloat16
     except ImportError:
-        raise _without("numpy", torch.bfloat16) from None
+        raise _lacks_dtype("numpy", torch.bfloat16) from None
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -119,8 +119,8 @@ def _dlpack_maker(name: str) -> Callable[[Tensor], Any]:
     from_dlpack = _from_dlpack(name)
 
     def make(tensor: Tensor) -> Any:
-        own = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return _checked(name, own, lambda: from_dlpack(own))
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return _checked(name, copy, lambda: from_dlpack(copy))
 
     return make
 
@@ -145,8 +145,8 @@ def _numpy_maker(name: str, module: ModuleType) -> Callable[[Tensor], Any]:
     of_array = getattr(module, MAKERS[name])
 
     def make(tensor: Tensor) -> Any:
-        own = tensor.detach().clone(memory_format=torch.contiguous_format)
-        return _checked(name, own, lambda: of_array(to_numpy(own)))
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return _checked(name, copy, lambda: of_array(to_numpy(copy)))
 
     return make
 
@@ -162,14 +162,14 @@ def _checked(name: str, tensor: Tensor, make: Callable[[], Any]) -> Any:
     except raised() as error:
         if tensor.dtype == torch.float32:
             raise NormError(f"{name} takes no array of {tuple(tensor.shape)}: {last_line(error)}") from error
-        raise _without(name, tensor.dtype) from error
+        raise _lacks_dtype(name, tensor.dtype) from error
     dtype = str(array.dtype)
     if dtype_name(tensor.dtype) not in DOUBLE.get(dtype, dtype):
-        raise _without(name, tensor.dtype)
+        raise _lacks_dtype(name, tensor.dtype)
     return array
 
 
-def _without(name: str, dtype: torch.dtype) -> NotSupported:
+def _lacks_dtype(name: str, dtype: torch.dtype) -> NotSupported:
     missing = dtype_name(dtype)
     hint = HINTS.get((name, missing))
     return NotSupported(f"{name} has no {missing}" + (f" here; {hint}" if hint else ""))

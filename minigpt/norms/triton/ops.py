@@ -197,13 +197,13 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     ctx.has_bias, ctx.bias_dtype = bias is not None, weight.dtype if bias is None else bias.dtype
 
 
-def _gradients(ctx: Any, dy: Tensor, dstats: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_gradients(ctx: Any, dy: Tensor, dstats: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, stats = ctx.saved_tensors
     dx, dweight, dbias = torch.ops.minigpt.layer_norm_backward(dy, x, weight, ctx.bias_dtype, stats)
     return dx, dweight, dbias if ctx.has_bias else None, None
 
 
-def _refuse(ctx: Any, *gradients: Tensor | None) -> None:
+def _refuse_second_derivative(ctx: Any, *gradients: Tensor | None) -> None:
     raise NormError("the triton norm has first derivatives only; for second ones use norm 'fused' or 'textbook'")
 
 
@@ -229,6 +229,6 @@ for name, compute, shapes in (
     torch.library.define(name, torch.library.infer_schema(compute, mutates_args=()))
     torch.library.impl(name, ("cpu", "cuda"), compute)
     torch.library.register_fake(name, shapes)
-torch.library.register_autograd("minigpt::layer_norm", _gradients, setup_context=_remember)
-torch.library.register_autograd("minigpt::layer_norm_backward", _refuse)
+torch.library.register_autograd("minigpt::layer_norm", _backward_gradients, setup_context=_remember)
+torch.library.register_autograd("minigpt::layer_norm_backward", _refuse_second_derivative)
 layer_norm = torch.ops.minigpt.layer_norm  # of x, weight, bias and eps; returns y and stats; differentiable once
