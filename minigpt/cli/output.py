@@ -67,19 +67,19 @@ def show(
     else:  # printed first, in case a file cannot be written
         ResultConsole().print(summary)
         if json_file is not None:
-            write(json_file, as_json(fields))
+            write(json_file, json_text(fields))
     if html is not None:
         write(html, page())
 
 
-def as_json(fields: Any) -> str:
+def json_text(fields: Any) -> str:
     """Return JSON. Other characters than ASCII are escaped, so that any output can carry it."""
     return json.dumps(fields, indent=2, allow_nan=False) + "\n"
 
 
 def print_json(fields: Any) -> None:
     """Print JSON."""
-    print(as_json(fields), end="")
+    print(json_text(fields), end="")
 
 
 def check_writable(file: Path | None) -> Path | None:

@@ -76,7 +76,7 @@ class Claim:
     changes: Sequence[str] = ()
 
 
-class Outputs(NamedTuple):
+class OutputsFile(NamedTuple):
     """What another program wrote for the texts of a record."""
 
     file: Path
@@ -121,7 +121,7 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         ConfigError: if it is none of these.
         CheckpointError: if an engine does not fit the original.
     """
-    if isinstance(candidate, Outputs):
+    if isinstance(candidate, OutputsFile):
         return Candidate(FileRunner(truth, candidate.file), Claim(str(candidate.file), adds_errors=True))
     if isinstance(candidate, Recipe):
         return candidate_of_recipe(truth, candidate)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from minigpt.checkpoint.contents import files_state, unchanged
 from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, ConfigError
-from minigpt.judge.candidate import Outputs, candidate_of
+from minigpt.judge.candidate import OutputsFile, candidate_of
 from minigpt.judge.causes import explain
 from minigpt.judge.judgement import Judgement, Searches
 from minigpt.judge.original_file import load_truth, save_truth
@@ -177,7 +177,7 @@ class Original:
         Raises:
             CheckpointError: if it cannot be read, lacks logits, or a tensor is unknown or has another shape.
         """
-        outputs = Outputs(Path(file))
+        outputs = OutputsFile(Path(file))
         return self.judge(outputs, gradients=gradients, budget=budget, diagnose=diagnose, progress=progress)
 
     def _has_gradients(self, gradients: bool | None) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minigpt.cli.output import as_json, check_writable, write
+from minigpt.cli.output import check_writable, json_text, write
 from minigpt.errors import MiniGPTError
 from minigpt.files import finite
 
@@ -33,4 +33,4 @@ def keep(results: Any, file: Path | None) -> None:
 
 
 def _text(results: Any) -> str:
-    return as_json(finite(results, instead=str))  # words for what is not finite
+    return json_text(finite(results, instead=str))  # words for what is not finite
