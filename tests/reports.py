@@ -1,9 +1,13 @@
 """Made-up parity reports as their JSON holds them: of any depth, passing or failing, hardly two figures alike."""
 
+import io
 import random
 from typing import Any
 
+from rich.console import Console, RenderableType
+
 from minigpt.report.parity_report import ParityReport
+from minigpt.report.terminal import parity_summary
 
 Report = dict[str, Any]
 
@@ -141,3 +145,43 @@ def divergence() -> Report:
         "candidate_text": f"{shared}n told them of the stranger who had knocked three times.",
         "reference_text": f"{shared} children laughed, for she said so every day.",
     }  # fmt: skip
+
+
+MADE = sample_report(2)
+
+
+def report_with(**parts: Any) -> Report:
+    """A passing report in which these parts are others."""
+    return MADE | parts
+
+
+def failing() -> Report:
+    logits = {"max_abs_error": 0.875, "rms_error": 0.0456, "scale": 1.5, "noise_floor_max": 0.25}
+    reasons = ["The logits' RMS error is 0.0456."]
+    return report_with(
+        logits=logits | {"noise_floor_rms": 0.0152, "ratio": 3.0, "ratio_without_shift": 3.0},
+        bisect=None,
+        verdict="fail",
+        reasons=reasons,
+    )
+
+
+def shown(report: Report, width: int = 400) -> str:
+    """The summary as it is written to a file."""
+    return printed(parity_summary(made(report)), width)
+
+
+def printed(summary: RenderableType, width: int = 400) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width).print(summary)
+    return file.getvalue()
+
+
+def with_budget(report: Report) -> Report:
+    """The same report, judged by a budget of which one line is kept and one is not."""
+    lines = [
+        {"quantity": "kl", "limit": 3.2e-6, "measured": 1.26e-5, "kept": False, "text": "the prompts"},
+        {"quantity": "perplexity", "limit": 1.3e-4, "measured": 2.9e-5, "kept": True, "text": "held.txt"},
+    ]
+    reasons = ["The budget allows kl 3.2e-06, and it is 1.26e-05 on the prompts."]
+    return report | {"budget": lines, "verdict": "fail", "reasons": reasons}

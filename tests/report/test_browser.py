@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sabotages
-from reports import Report, made, sample_report
-from test_page import HOSTILE, assert_all_shown, replaced, with_budget
+from reports import Report, made, sample_report, with_budget
+from test_page import HOSTILE, assert_all_shown, replaced
 
 from minigpt.conformance import check_norm
 from minigpt.conformance.summary import conformance_page

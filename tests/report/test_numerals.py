@@ -1,5 +1,6 @@
 """Numbers as text, and the share of a long run that is done."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from checkpoints import talking
 
 import minigpt
 from minigpt.progress import Steps, time_left
-from minigpt.report.numerals import brief, percent
+from minigpt.report.numerals import brief, percent, uncertain
 
 
 def test_shares_grow_and_stay_below_the_whole() -> None:
@@ -40,6 +41,19 @@ def test_the_share_of_a_judgement_grows_with_each_step(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_brief(x: float, text: str) -> None:
     assert brief(x) == text
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "text"),
+    [
+        (0.12431, 0.0746, "0.12 ± 0.07"), (0.9789, 0.0053, "0.979 ± 0.005"), (34.4586, 1.2, "34 ± 1"),
+        (1.1496e-12, 3.67e-13, "(1.1 ± 0.4)e-12"), (2e-5, 1e-3, "(0 ± 1)e-3"),
+        (-2e-8, 4e-7, "(0 ± 4)e-7"), (-0.01, 1.0, "0 ± 1"), (1.5, math.nan, "1.50"),
+        (3.0, 0.0, "3.00"),
+    ],
+)  # fmt: skip
+def test_a_number_has_the_digits_that_its_error_supports(x: float, error: float, text: str) -> None:
+    assert uncertain(x, error) == text
 
 
 @pytest.mark.parametrize("x", [1 - 10.0**-k for k in range(1, 16)] + [1.0, 0.0, 1e-9, 1 + 1e-12])

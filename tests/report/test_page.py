@@ -12,13 +12,14 @@ import pytest
 from checkpoints import reference, saved
 from judgements import judge
 from norm_classes import Louder
-from reports import Report, made, sample_report
+from reports import Report, made, sample_report, with_budget
 
 import minigpt
 from minigpt.report import page as pages
 from minigpt.report.charts import LogScale, depth_ticks
 from minigpt.report.numerals import percent, uncertain
 from minigpt.report.parity_report import read_reports
+from minigpt.report.sentences import heading
 
 HOSTILE = (
     '</title></style><script>window.entered = 1</script><img src=x onerror="window.entered=1">'
@@ -75,16 +76,6 @@ class Parsed(HTMLParser):
     @property
     def sections(self) -> set[str]:
         return {attributes["id"] for attributes in self.of("section")}
-
-
-def with_budget(report: Report) -> Report:
-    """The same report, judged by a budget of which one line is kept and one is not."""
-    lines = [
-        {"quantity": "kl", "limit": 3.2e-6, "measured": 1.26e-5, "kept": False, "text": "the prompts"},
-        {"quantity": "perplexity", "limit": 1.3e-4, "measured": 2.9e-5, "kept": True, "text": "held.txt"},
-    ]
-    reasons = ["The budget allows kl 3.2e-06, and it is 1.26e-05 on the prompts."]
-    return report | {"budget": lines, "verdict": "fail", "reasons": reasons}
 
 
 REPORTS: dict[str, Callable[[], Report]] = {
@@ -183,18 +174,10 @@ def test_a_page_of_many_names_its_models_and_counts_the_verdicts() -> None:
         assert words in head
 
 
-@pytest.mark.parametrize(
-    ("report", "heading"),
-    [
-        (sample_report(2), "Parity holds"),
-        (sample_report(2, passing=False), "Parity does not hold"),
-        (with_budget(sample_report(2)), "Over the budget"),
-        (with_budget(sample_report(2)) | {"verdict": "pass", "reasons": []}, "Within the budget"),
-    ],
-)
-def test_the_verdict_and_its_reasons_come_first(report: Report, heading: str) -> None:
-    parsed = Parsed(report_page(report))
-    assert heading in parsed.text
+@every_report
+def test_the_verdict_and_its_reasons_come_first(name: str) -> None:
+    report, parsed = REPORTS[name](), Parsed(page_of(name))
+    assert heading(made(report)) in parsed.text
     for reason in report["reasons"]:
         assert parsed.text.index(reason) < parsed.text.index("Next-token distribution")
     assert len(parsed.of("h1")) == 1

@@ -9,9 +9,7 @@ import pytest
 from reports import made, sample_report
 
 from minigpt.report.fields import Distribution, LogitsError, NormSiteError, shown
-from minigpt.report.overview import notes_on
 from minigpt.report.parts import parts_of
-from minigpt.report.sentences import ABOUT_BUILT_IN, sentences
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOT_IN_A_TABLE = {"ratio_without_shift", "worst", "site", "swapped"}  # a sentence, a row or a mark tells these
@@ -46,21 +44,6 @@ def test_a_part_has_a_cell_for_every_head() -> None:
 def test_a_centred_model_has_no_table_of_norms() -> None:
     report = made(sample_report(2) | {"center": True})
     assert "sites" not in {part.name for part in parts_of(report)}
-
-
-@pytest.mark.parametrize("file", [None, "held.txt"])
-def test_the_built_in_texts_are_explained_where_they_are_all_that_was_read(file: str | None) -> None:
-    sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
-    report = made(sample | {"text": sample["text"] | {"file": file}})
-    assert any("--text FILE" in sentence for sentence in sentences(report)) is (file is None)
-
-
-def test_figures_of_the_built_in_texts_say_so() -> None:
-    sample = sample_report(2) | {"built_in": True, "exact": False, "verdict": "fail", "reasons": ["It differs."]}
-    sample |= {"text": sample["text"] | {"file": None}}
-    report = made(sample)
-    assert ABOUT_BUILT_IN in sentences(report)
-    assert ABOUT_BUILT_IN in notes_on([report])
 
 
 @pytest.mark.parametrize("passing", [True, False])
