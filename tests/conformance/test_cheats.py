@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from kit import check, norm_with
 from sabotages import exact
 from torch import Tensor
 
 from minigpt import LayerNorm
-from minigpt.conformance import check_norm
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -113,7 +113,7 @@ class OnlyNaN(LayerNorm):
 )
 def test_a_norm_without_a_formula_fails_and_is_named(norm: type[LayerNorm], mistake: str | tuple[str, ...]) -> None:
     cases = CASES[:2] if norm in (SearchesMemory, ReadsTheCaller) else CASES  # a search takes long
-    report = check_norm(norm, device="cpu", cases=cases, seed=0)
+    report = check(norm, cases)
     assert not any(report.dtypes.values()), report.dtypes
     assert report.diagnoses[0].startswith(mistake), report.diagnoses
 
@@ -129,7 +129,7 @@ def test_no_call_of_a_case_finds_the_answer() -> None:
             hits.extend(one.shape for one in wide if x.dtype != torch.float64 and is_answer(self, x, one))
             return exact(self, x)
 
-    check_norm(Looks, device="cpu", cases=["any mode", "gradients, ordinary rows"], seed=0)
+    check(Looks, ["any mode", "gradients, ordinary rows"])
     assert hits == []
 
 
@@ -147,8 +147,7 @@ def reads_behind(dims: int) -> Any:
 
 @pytest.mark.parametrize("dims", [2, 3, 4])
 def test_lanes_beyond_the_row_are_named(dims: int) -> None:
-    norm = type("Norm", (LayerNorm,), {"forward": reads_behind(dims)})
-    report = check_norm(norm, device="cpu", cases=["values", "layouts"])
+    report = check(norm_with(reads_behind(dims)), ["values", "layouts"])
     assert report.passed is (dims > 2)
     if dims == 2:
         assert report.diagnoses[0].startswith("wrong only for NaN-surrounded input"), report.diagnoses
@@ -178,6 +177,6 @@ class OnlyTrained(LayerNorm):
 )
 def test_what_only_one_setting_shows_is_named(forward: Any, mistake: str) -> None:
     cases = ["ordinary*", "layouts", "any mode", "gradients, frozen*", "gradients, as*", "gradients, ordinary*"]
-    report = check_norm(type("Norm", (LayerNorm,), {"forward": forward}), device="cpu", cases=cases, seed=0)
+    report = check(norm_with(forward), cases)
     assert not report.passed
     assert report.diagnoses[0].startswith(mistake), report.diagnoses
