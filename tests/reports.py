@@ -49,7 +49,7 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         "precision": {"like": "float32", "ratio": error / 1.2471e-6},
         "diagnosis": None if passing else [
             {"mistake": "the exact GELU in place of tanh", "ratio": 1.08, "explains": True,
-             "rest": {"like": "float32", "ratio": 1.08}}],
+             "rest": {"like": "float32", "ratio": 1.08}, "cure": "Write a in place of b."}],
     }  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class Prediction:
     @property
     def families(self) -> tuple[str, ...]:
         """The kinds of the mistakes, without their places."""
-        return tuple(mistake.family or mistake.words for mistake in self.mistakes)
+        return tuple(mistake.kind for mistake in self.mistakes)
 
 
 def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> Prediction:

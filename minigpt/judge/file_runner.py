@@ -16,7 +16,7 @@ from minigpt.errors import CheckpointError
 from minigpt.files import require_file
 from minigpt.judge.perplexity import read_losses
 from minigpt.judge.reading import Reading, Sample, Scored
-from minigpt.judge.runners import Runner, Step
+from minigpt.judge.runners import Runner, Step, shape_advice
 from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 
@@ -53,7 +53,7 @@ class FileRunner(Runner):
             if shape not in shapes[name] or not x.is_floating_point():
                 raise CheckpointError(
                     f"{self.file}: {name} must have shape {shapes[name][0]} and a floating dtype, got "
-                    f"{shape} and {dtype_name(x.dtype)}"
+                    f"{shape} and {dtype_name(x.dtype)}{shape_advice(shape, shapes[name][0])}"
                 )
 
     def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:

@@ -42,6 +42,7 @@ class Limits:
     apart: float = 0.05  # predictions that are closer are one
     tied: float = 0.2  # of the way to another prediction: the program may as well be there
     whole: float = 0.2  # the share of a mistake's effect may differ from 1 by this, as another one may be there too
+    remnant: float = 0.05  # of the logits: what a mistake that explains a part may leave
     certain: float = 5.0  # a mistake that explains a part must bring the error down by this factor
     own_noise: float = 4.0  # only so much less error lets a mistake have more noise than the right model
 
@@ -212,6 +213,7 @@ class MistakeSearch:
         if not is_certain or nearest.mistakes[-1].fit is not None:
             return None
         is_large = self._falls(nearest) >= LIMITS.certain and abs(nearest.share - 1) <= LIMITS.whole / 2
+        is_large = is_large and nearest.distance <= LIMITS.remnant * self.noise.scale
         return self._told(self.nearest) if is_large or self._leaves_a_half(nearest) else None
 
     @property
@@ -431,7 +433,7 @@ class MistakeSearch:
         rows, nearest = [], self._simplest(tied)
         for number, mistake in enumerate(nearest.mistakes, 1):
             part = nearest if number == len(nearest.mistakes) else self._predict(nearest.mistakes[:number])
-            rows.append(self._row(self._words(mistake, tied), part))
+            rows.append(self._row(self._or_others(mistake, nearest, tied), part))
         return rows
 
     def _simplest(self, tied: list[Prediction]) -> Prediction:
@@ -442,24 +444,25 @@ class MistakeSearch:
 
         return min(tied, key=key)
 
-    def _words(self, mistake: Mistake, tied: list[Prediction]) -> str:
-        """Return a mistake in words, with those that may be in its place."""
-        others = [mistake]
-        families = {mistake.family or mistake.words}
+    @staticmethod
+    def _or_others(mistake: Mistake, nearest: Prediction, tied: list[Prediction]) -> list[Mistake]:
+        """Return a mistake of the nearest prediction, with those that may be in its place."""
+        others, kinds = [mistake], {*nearest.families}
         for prediction in tied:
-            if mistake in prediction.mistakes:
+            if mistake.kind in prediction.families:
                 continue
             for other in prediction.mistakes:
-                family = other.family or other.words
-                if family not in families:
-                    families.add(family)
+                if other.kind not in kinds:
+                    kinds.add(other.kind)
                     others.append(other)
-        return " or ".join(other.words for other in others)
+        return others
 
-    def _row(self, words: str, prediction: Prediction) -> Diagnosed:
+    def _row(self, mistakes: list[Mistake], prediction: Prediction) -> Diagnosed:
+        words = " or ".join(mistake.words for mistake in mistakes)
         ratio = self._ratio(prediction)
         rest = precision_of(prediction.distance, self.noise.precisions)
-        return Diagnosed(words, ratio, ratio <= MOST_NOISE, rest)
+        cure = mistakes[0].cure if len(mistakes) == 1 else ""
+        return Diagnosed(words, ratio, ratio <= MOST_NOISE, rest, cure)
 
     def _leaves_a_half(self, prediction: Prediction) -> bool:
         """Return whether what is left of the error is that of a narrower format, and the error falls clearly."""

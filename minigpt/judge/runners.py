@@ -217,9 +217,25 @@ def require_logits(returned: Any, shape: tuple[int, ...]) -> Float[Tensor, "batc
     if tuple(logits.shape) != shape or not logits.is_floating_point():
         described = f"{tuple(logits.shape)} and {dtype_name(logits.dtype)}"
         raise ConfigError(
-            f"must return logits of shape {shape} and a floating dtype, got {described}", argument="candidate"
+            f"must return logits of shape {shape} and a floating dtype, got {described}"
+            f"{shape_advice(tuple(logits.shape), shape)}",
+            argument="candidate",
         )
     return logits
+
+
+def shape_advice(actual: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Return what to do about a wrong shape, to be put behind the sentence on it; "" if that is not known."""
+    *batch, _, width = expected
+    if actual == (1, *expected):
+        return "; leave the batch axis out, as x[0] does"
+    if actual == expected[1:]:
+        return "; add the batch axis, as x[None] does"
+    if actual in ((*batch, width), (*batch, 1, width)):
+        return "; these are of one position, and all positions are compared"
+    if actual[:-1] == expected[:-1] and actual[-1] > width:
+        return f"; a padded vocabulary must be cut to the first {width:,} columns, as x[..., :{width}] does"
+    return ""
 
 
 class ModuleRunner(FunctionRunner):

@@ -54,6 +54,12 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor | float]] = {
     "the variance in place of the deviation: a square root is missing": lambda variance, eps: variance + eps,
     "no division by the deviation": lambda variance, eps: 1.0,
 }
+CURES = {  # what to write, where that is one plain phrase
+    "the variance divided by n - 1": "Write var(x, correction=0) in place of var(x, correction=1).",
+    "std + eps in place of sqrt(variance + eps)": "Write sqrt(var + eps) in place of sqrt(var) + eps.",
+    AS_ONE_PLUS: "Write x * weight in place of x * (1 + weight).",
+    AS_WEIGHT: "Write x * (1 + weight) in place of x * weight.",
+}
 COMMON_EPS, RARE_EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12), (5e-6, 1e-7)
 AFFINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "": lambda y, scale, shift: y * scale + shift,

@@ -404,12 +404,14 @@ class Diagnosed:
         ratio: the error over the noise floor once this mistake, and those before it, are in the truth.
         explains: whether that is parity.
         rest: the precision that the rest of the error is like.
+        cure: what to write in place of the mistake, as a sentence; "" where that is no plain phrase.
     """
 
     mistake: str
     ratio: Annotated[float, Shown("error with it", times)]
     explains: bool
     rest: Precision | None = None
+    cure: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def sentences(report: ReportFields) -> list[str]:
     lines = []
     if report.budget is not None:
         lines += _of_budget(report, report.budget)
-    lines += report.reasons
+    lines += report.reasons[:1] + diagnosis_lines(report) + report.reasons[1:]
     before, after = perplexities(report)
     is_different = report.outcome == "DIFFERENT"
     if is_different and after < before:
@@ -78,7 +78,7 @@ def sentences(report: ReportFields) -> list[str]:
         lines.append(ABOUT_BUILT_IN)
     if not lines:
         lines.append(_of_parity(report))
-    lines += precision_line(report) + diagnosis_lines(report)
+    lines += precision_line(report)
     if report.bisect is not None:
         lines.append(_of_bisection(report, report.bisect.sites))
     lines += report.notes
@@ -161,20 +161,27 @@ def precision_line(report: ReportFields) -> list[str]:
 
 
 def diagnosis_lines(report: ReportFields) -> list[str]:
-    """Return the sentence on the mistakes that explain the error, or that there is none."""
+    """Return the sentences on the mistakes that explain the error, or that there is none."""
     if report.diagnosis is None:
         return []
     rows = report.diagnosis
     if not rows and precision_line(report):
         return []  # the precision explains the error
     if not rows:
-        return ["No mistake that is known gives these logits."]
+        sentence = "No mistake that is known gives these logits."
+        if Unjudged.PLACES in report.missing:
+            sentence += (
+                " Write the outputs of norms and blocks under the record's names: the report then names the place."
+            )
+        return [sentence]
     names = " and with ".join(row.mistake for row in rows)
     last = rows[-1]
     ratio = brief(last.ratio)
     if last.explains:
         kind = "model" if report.bitwise is None else "GPT-2"
-        return [f"It is this {kind} with {names}: then its error is {ratio} times transformers' own."]
+        put = f"With {'that' if len(rows) == 1 else 'both'} put into the original"
+        agree = f"{put}, the logits agree to {ratio} times transformers' own error."
+        return [" ".join([f"It is this {kind} with {names}.", agree, *(row.cure for row in rows if row.cure)])]
     fall = f"With {names} the error falls from {brief(report.logits.ratio)} to {ratio} times transformers' own"
     return [f"{fall}{_rest(last)}."]
 

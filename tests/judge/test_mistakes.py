@@ -12,16 +12,16 @@ from helpers import random_ids, small_model
 from torch import Tensor
 
 import minigpt
-from minigpt.judge.evidence import Network, Text
+from minigpt.judge.evidence import Network, Prediction, Text
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.norms import FormulaNorm, wrong_norms
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.judge.precision import precision_of
-from minigpt.norms.formulas import tables
+from minigpt.norms.formulas import CURES, tables
 from minigpt.norms.registry import KINDS
 from minigpt.report.parity_report import ParityReport
-from minigpt.report.sentences import diagnosis_lines, precision_line
+from minigpt.report.sentences import diagnosis_lines, precision_line, sentences
 from minigpt.shape import Shape
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
@@ -60,6 +60,23 @@ def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) ->
     sentence = diagnosis_lines(report)[0]
     assert sentence.startswith("It is this GPT-2 with ")
     assert " and with " in sentence
+    assert "With both put into the original, the logits agree to " in sentence
+    assert "Write arange(T) in place of arange(1, T + 1)." in sentence
+    first = next(number for number, line in enumerate(sentences(report)) if line.startswith("It is this GPT-2"))
+    assert first == 1
+
+
+def test_a_tied_pair_repeats_no_mistake() -> None:
+    first, second, third = (Mistake(words) for words in ("first", "second", "third"))
+    text = Text(torch.zeros(1, 2, dtype=torch.long), torch.zeros(2, 3), torch.zeros(2, 3))
+    nearest, tied = (Prediction((first, other), [text], [text.truth]) for other in (second, third))
+    told = [MistakeSearch._or_others(one, nearest, [nearest, tied]) for one in (first, second)]
+    assert told == [[first], [second, third]]
+
+
+def test_a_cure_names_a_mistake_of_the_table() -> None:
+    known = {words for kind in ("layer_norm", "rms_norm") for table in tables(kind).values() for words in table}
+    assert CURES.keys() <= known
 
 
 @pytest.mark.thorough
@@ -113,6 +130,19 @@ def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> 
     report = original.judge(noisy)
     assert report.outcome == "FAIL"
     assert report.diagnosis == []
+    assert diagnosis_lines(report)[0].endswith("the report then names the place.")
+
+
+def test_a_mistake_that_leaves_much_is_not_named_in_part(original: minigpt.Original) -> None:
+    """The program is another one by far, though log-probabilities are nearest to it."""
+    noise = torch.Generator().manual_seed(1)
+    program = planted.Program(original.truth.facts.place, logits="log")
+
+    def noisy(ids: Tensor) -> Tensor:
+        logits = program(ids)
+        return logits + 0.1 * original.truth.floor.prompts.scale * torch.randn(logits.shape, generator=noise)
+
+    assert original.judge(noisy).diagnosis == []
 
 
 def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(original: minigpt.Original) -> None:

@@ -98,7 +98,9 @@ def in_attention(**steps: Step) -> Put:
     return put
 
 
-def step(name: str, words: str, *, is_causal: bool = True, **others: Callable[..., Any]) -> Callable[[Step], Step]:
+def step(
+    name: str, words: str, *, is_causal: bool = True, cure: str = "", **others: Callable[..., Any]
+) -> Callable[[Step], Step]:
     """Decorate a function in place of a step of attention.
 
     Args:
@@ -108,6 +110,7 @@ def step(name: str, words: str, *, is_causal: bool = True, **others: Callable[..
         words,
         family=words,
         is_causal=is_causal,
+        cure=cure,
         into=lambda function: in_attention(**{name: function}, **others),
     )
 
@@ -198,14 +201,18 @@ def wrong_numbers_of_heads(config: Any) -> Iterator[Mistake]:
 # Scores
 
 
-def scaling(words: str, factor: Callable[[int], float]) -> Mistake:
-    """Return a mistake that multiplies the right scale of the scores by a factor of each layer."""
+def scaling(words: str, factor: Callable[[int], float], **about: Any) -> Mistake:
+    """Return a mistake that multiplies the right scale of the scores by a factor of each layer.
+
+    Args:
+        about: further attributes of ``Mistake``.
+    """
 
     def put(model: Any, swaps: Swaps) -> None:
         for layer, block in enumerate(model.h):
             swaps.set(block.attn, "scale", block.attn.scale * factor(layer))
 
-    return Mistake(words, put)
+    return Mistake(words, put, **about)
 
 
 @OF_GPT2.add
@@ -214,7 +221,8 @@ def wrong_scales(config: Any) -> Iterator[Mistake]:
     heads, width = config.n_head, config.n_embd
     size = width // heads
     if config.scale_attn_weights:
-        yield scaling("scores that are not scaled", lambda layer: size**0.5)
+        cure = "Write q @ k.T / sqrt(head_size) in place of q @ k.T."
+        yield scaling("scores that are not scaled", lambda layer: size**0.5, cure=cure)
         yield scaling("scores scaled twice: by 1 / D in place of 1 / sqrt(D)", lambda layer: size**-0.5)
         yield scaling("scores scaled by 1 / sqrt(n_embd) in place of 1 / sqrt(head size)", lambda layer: heads**-0.5)
         yield scaling("scores scaled by 1 / n_embd", lambda layer: size**0.5 / width)
@@ -322,7 +330,9 @@ step("hide", "the mask of ones and zeros added to the scores", is_causal=False)(
 
 # The softmax
 
-step("weigh", "softmax over the queries in place of the keys", is_causal=False)(partial(torch.softmax, dim=-2))
+OVER_KEYS = "Write softmax(scores, -1), over the keys, in place of softmax(scores, -2)."
+OVER_QUERIES = "softmax over the queries in place of the keys"
+step("weigh", OVER_QUERIES, is_causal=False, cure=OVER_KEYS)(partial(torch.softmax, dim=-2))
 
 
 @step("weigh", "softmax over the heads in place of the keys")

@@ -13,6 +13,12 @@ from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Put, Swaps, mistake
 
 Step = Callable[[Any, Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
+FORMS = {
+    "tanh": "0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
+    "erf": "0.5 * x * (1 + erf(x / sqrt(2)))",
+    "SiLU": "x * sigmoid(x)",
+    "ReLU": "max(x, 0)",
+}
 OWN = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf", "silu": "SiLU", "swish": "SiLU", "relu": "ReLU"}
 
 
@@ -232,12 +238,13 @@ def norm_each_block(model: Any, swaps: Swaps) -> None:
 # The activation
 
 
-def activating(words: str, *, unless: Sequence[str] = ()) -> Callable[[Activation], Activation]:
+def activating(words: str, *, unless: Sequence[str] = (), form: str = "") -> Callable[[Activation], Activation]:
     """Decorate a function in place of the MLP's activation.
 
     Args:
         words: with "{}" for the right one.
         unless: names of the right one, in a config, that are this function.
+        form: the function of x as code.
     """
 
     def add(function: Activation) -> Activation:
@@ -249,27 +256,31 @@ def activating(words: str, *, unless: Sequence[str] = ()) -> Callable[[Activatio
         def of(config: Any) -> Iterator[Mistake]:
             name = config.activation_function
             if name not in unless:
-                yield Mistake(words.format(OWN.get(name, name)), put)
+                own = OWN.get(name, name)
+                cure = ""
+                if form and own in FORMS:
+                    cure = f"Write {FORMS[own]} in place of {form}."
+                yield Mistake(words.format(own), put, cure=cure)
 
         return function
 
     return add
 
 
-activating("the exact GELU in place of {}", unless=["gelu"])(F.gelu)
-activating("ReLU in place of {}")(F.relu)
-activating("SiLU in place of {}")(F.silu)
+activating("the exact GELU in place of {}", unless=["gelu"], form=FORMS["erf"])(F.gelu)
+activating("ReLU in place of {}", form=FORMS["ReLU"])(F.relu)
+activating("SiLU in place of {}", form=FORMS["SiLU"])(F.silu)
 activating("tanh alone as the activation")(torch.tanh)
 activating("a leaky ReLU in place of {}")(F.leaky_relu)
 activating("ELU in place of {}")(F.elu)
 
 
-@activating("the tanh GELU in place of {}", unless=["gelu_new", "gelu_pytorch_tanh"])
+@activating("the tanh GELU in place of {}", unless=["gelu_new", "gelu_pytorch_tanh"], form=FORMS["tanh"])
 def tanh_gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-@activating("the sigmoid GELU, x sigmoid(1.702 x), in place of {}")
+@activating("the sigmoid GELU, x sigmoid(1.702 x), in place of {}", form="x * sigmoid(1.702 * x)")
 def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 

@@ -59,6 +59,7 @@ class Mistake:
         moves_blocks: whether it changes which blocks there are, so that other mistakes are put in before it.
         fit: of the logits and the program's own, where the mistake has numbers that only the program knows.
         rank: 1 for a mistake in a part of what another one is in, or with more numbers of its own.
+        cure: "Write ... in place of ...", where that is one plain phrase.
     """
 
     words: str
@@ -71,11 +72,17 @@ class Mistake:
     moves_blocks: bool = False
     fit: OfBoth | None = None
     rank: int = 0
+    cure: str = ""
 
     @property
     def simplicity(self) -> tuple[int, int, str]:
         """Of mistakes that the logits cannot tell apart, the least is named: that of lowest rank and fewest letters."""
         return self.rank, len(self.words), self.words
+
+    @property
+    def kind(self) -> str:
+        """The family, or the words of a mistake that has none: mistakes of a kind differ by where they are only."""
+        return self.family or self.words
 
     @property
     def is_outside(self) -> bool:

@@ -14,6 +14,7 @@ from minigpt.judge.mistakes.mistake import Mistake, Swaps
 from minigpt.norms.formulas import (
     AS_ONE_PLUS,
     AS_WEIGHT,
+    CURES,
     OF_SHIFT,
     OVER_SEQUENCE,
     NormParts,
@@ -69,9 +70,8 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
                 parts = getattr(norm, "parts", None) or right_parts(own.kind, own.eps or 0.0)
                 swaps.set(parent, name, FormulaNorm(norm, own.adds_one, {**parts, table: part}))
 
-        return Mistake(
-            f"{words} in {place}", put, family=words, is_causal=table != "dims", rank=len(sites) < len(known)
-        )
+        about = {"family": words, "cure": CURES.get(words, ""), "rank": len(sites) < len(known)}
+        return Mistake(f"{words} in {place}", put, is_causal=table != "dims", **about)
 
     first = next(iter(known.values()))
     by_table = tables(first.kind, first.eps or 0.0, rare=False)

@@ -64,7 +64,7 @@ def later(weight: Tensor, position_ids: Tensor, by: int) -> Tensor:
     return weight[(position_ids + by).clamp(max=len(weight) - 1)]
 
 
-positioned("positions from 1")(partial(later, by=1))
+positioned("positions from 1", cure="Write arange(T) in place of arange(1, T + 1).")(partial(later, by=1))
 positioned("positions from 2")(partial(later, by=2))
 
 
@@ -163,8 +163,9 @@ def wrong_ids(shape: Any) -> Iterator[Mistake]:
 
 
 returned = partial(mistake, role="logits", table=OF_ANY)
-returned("log-probabilities in place of logits")(partial(torch.log_softmax, dim=-1))
-returned("probabilities in place of logits")(partial(torch.softmax, dim=-1))
+LOGITS = "Write logits in place of {}(logits)."
+returned("log-probabilities in place of logits", cure=LOGITS.format("log_softmax"))(partial(torch.log_softmax, dim=-1))
+returned("probabilities in place of logits", cure=LOGITS.format("softmax"))(partial(torch.softmax, dim=-1))
 returned("logits shifted by one id: each belongs to the id below")(partial(torch.roll, shifts=1, dims=-1))
 returned("logits shifted by one id: each belongs to the id above")(partial(torch.roll, shifts=-1, dims=-1))
 returned("logits with the wrong sign")(torch.neg)

@@ -38,7 +38,7 @@ def is_square(config: Any) -> bool:
     return config.inner_size == config.n_embd
 
 
-@altering("attn.c_proj not transposed", LAYERS[1:2])
+@altering("attn.c_proj not transposed", LAYERS[1:2], cure="Write x @ weight in place of x @ weight.T in attn.c_proj.")
 @altering("mlp.c_fc not transposed", LAYERS[2:3], when=is_square)
 @altering("mlp.c_proj not transposed", LAYERS[3:], when=is_square)
 def transposed_weight(weight: Tensor) -> Tensor:
