@@ -23,17 +23,22 @@ MIXED_PRECISION = "mixed precision"
 BY_ORDER = "that of the same gradient by itself, since rounding may differ from call to call"
 
 
-def case(name: str, reason: str) -> Callable[[Compare], Compare]:
+def case(name: str, reason: str, *, is_threaded: bool = False) -> Callable[[Compare], Compare]:
     """Decorate a function that compares what answers this question."""
 
     def add(ask: Compare) -> Compare:
-        BEHAVIOUR_CASES.append(Case(name, "behaviour", ask.__doc__ or "", reason, ask, Axis.BEHAVIOUR, name))
+        about = ask.__doc__ or ""
+        BEHAVIOUR_CASES.append(Case(name, "behaviour", about, reason, ask, Axis.BEHAVIOUR, name, is_threaded))
         return ask
 
     return add
 
 
-@case("rows are independent of the batch", "the same bits, or rounding where torch.mean itself sums a row otherwise")
+@case(
+    "rows are independent of the batch",
+    "the same bits, or rounding where torch.mean itself sums a row otherwise",
+    is_threaded=True,
+)
 def rows_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """The same bits for a row alone, among 9 to 2,000 rows, in a prompt, in pieces of it, and decoded."""
     widths = (64, 768, 1600)
@@ -95,7 +100,7 @@ def input_kept(subject: Subject, dtype: torch.dtype) -> Outcomes:
         norm, x = Input(shape).to(subject, dtype)
         before = x.clone()
         norm(x)
-        yield compare(f"shape {shape}", x, before, 0)
+        yield compare(f"shape {shape}", x, before)
 
 
 @case("output left as it was", EXACTLY)
@@ -108,28 +113,28 @@ def output_kept(subject: Subject, dtype: torch.dtype) -> Outcomes:
             y = norm(rows)
             outputs.append((y, y.clone()))
         for call, (y, before) in enumerate(outputs, start=1):
-            yield compare(f"the output of call {call}", y, before, 0)
+            yield compare(f"the output of call {call}", y, before)
 
 
-@case("same input, same output", EXACTLY)
+@case("same input, same output", EXACTLY, is_threaded=True)
 def repeated(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A second call repeats the first, also after a call with other rows."""
     norm, x = Input((12, 768)).to(subject, dtype)
     first = norm(x.clone()).clone()
-    yield compare("the second call", norm(x.clone()), first, 0)
+    yield compare("the second call", norm(x.clone()), first)
     norm(subject.rows(12, 768, dtype=dtype))
-    yield compare("the call after other rows", norm(x.clone()), first, 0)
+    yield compare("the call after other rows", norm(x.clone()), first)
 
 
-@case("same input, same output, in training", EXACTLY)
+@case("same input, same output, in training", EXACTLY, is_threaded=True)
 def repeated_in_training(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """A second call in training repeats the first."""
     norm, x = Input((12, 768)).in_training(subject, dtype)
     first = norm(x.clone()).clone()
-    yield compare("the second call", norm(x.clone()), first, 0)
+    yield compare("the second call", norm(x.clone()), first)
 
 
-@case("calls are independent", BOUND)
+@case("calls are independent", BOUND, is_threaded=True)
 def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Other rows of a shape that was just met, also at its address: nothing is kept from call to call."""
     rows = int(torch.randint(3, 40, (), generator=subject.generator))
@@ -163,7 +168,7 @@ def calls_independent(subject: Subject, dtype: torch.dtype) -> Outcomes:
         more = one.new_zeros(number, *one.shape[1:])
         longer = fresh(torch.cat([one, more]))
         is_remembered = compare(what, longer[: len(one)], *truth).kind is Kind.RIGHT
-        yield outcome if is_remembered else compare(what, one, one, 0)
+        yield outcome if is_remembered else compare(what, one, one)
         if number == 1 and not is_remembered:  # its formula is wrong: no other call tells more
             return
 
@@ -175,7 +180,7 @@ def many_calls(subject: Subject, dtype: torch.dtype) -> Outcomes:
     dy = subject.rows(2, 3, 64, dtype=dtype)
     first = norm(x.clone()).clone()
     for call in range(2, 302):
-        yield compare(f"call {call}", norm(x.clone()), first, 0)
+        yield compare(f"call {call}", norm(x.clone()), first)
     norm.module.train()
     before, *later = (gradients(norm, norm, x, dy.clone()) for _ in range(41))
     true = norm.gradient_truth(x, dy)
@@ -195,7 +200,7 @@ def incoming_kept(subject: Subject, dtype: torch.dtype) -> Outcomes:
         dy = subject.rows(*shape, dtype=dtype)
         before = dy.clone()
         gradients(norm, norm, x, dy)
-        yield compare(f"shape {shape}", dy, before, 0)
+        yield compare(f"shape {shape}", dy, before)
 
 
 @case("backward after another call", BY_ORDER)
@@ -234,7 +239,7 @@ def weights_changed(subject: Subject, dtype: torch.dtype) -> Outcomes:
     norm(x.clone())
     scale, shift = (parameter.copy_(1 + parameter.flip(0)) for parameter in norm.parameters.values())
     fresh = subject.candidate(64, dtype, weights=lambda width, generator: (scale.clone(), shift.clone()))
-    yield compare("the next call", norm(x.clone()), fresh(x.clone()), 0)
+    yield compare("the next call", norm(x.clone()), fresh(x.clone()))
 
 
 @case("any mode", BOUND)

@@ -17,14 +17,6 @@ from minigpt.norms.foreign.packages import NotSupported
 from minigpt.precision import DTYPES
 from minigpt.report.numerals import brief
 
-# The behaviours where threads share the work of a call, or may disturb it
-THREADED = (
-    "rows are independent of the batch",
-    "same input, same output",
-    "same input, same output, in training",
-    "calls are independent",
-)
-
 
 class Axis(enum.Enum):
     """The property of the input, or of the call, that a case varies."""
@@ -64,6 +56,7 @@ class Case:
     Attributes:
         reason: for the bound.
         axis, value: what the case varies, and the value there.
+        is_threaded: whether the norm runs on all threads, which share the work of a call, or may disturb it.
     """
 
     name: str
@@ -73,6 +66,7 @@ class Case:
     compare: Compare
     axis: Axis
     value: str
+    is_threaded: bool = False
 
     @property
     def is_backward(self) -> bool:
@@ -86,7 +80,7 @@ class Case:
             untried: names of dtypes at which it is not tried, since the norm fails there already.
         """
         outcomes = {}
-        is_threaded = self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.value in THREADED
+        is_threaded = self.axis in (Axis.ROWS, Axis.BATCH, Axis.SEQUENCE) or self.is_threaded
         threads = torch.get_num_threads() if is_threaded else 1
         with one_thread():
             for name, dtype in DTYPES.items():
@@ -127,7 +121,7 @@ class Case:
 class CaseResult(Case):
     """The answer to one question at each dtype."""
 
-    outcomes: dict[str, Outcome]  # by dtype
+    outcomes: dict[str, Outcome] = dataclasses.field(kw_only=True)  # by dtype
 
     def notes_at(self, *kinds: Kind) -> dict[str, str]:
         """Return the notes of outcomes of these kinds, by dtype."""

@@ -42,18 +42,19 @@ class Outcome:
 
 
 @one_thread()
-def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float, part: str = "") -> Outcome:
+def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float | None = None, part: str = "") -> Outcome:
     """Compare two tensors that should be equal. A NaN equals nothing.
 
     Args:
         expected: as many elements as ``value``, or its first rows alone, which it repeats.
-        bound: the largest error allowed, in the shape of ``expected``, or a number.
+        bound: the largest error allowed, in the shape of ``expected``, or a number; None if they must be the same.
         part: the gradient's name; "" for an output.
     """
     value, expected = value.detach().cpu(), expected.detach().cpu()
-    must_be_equal = isinstance(bound, int)
-    if value.numel() == 0 or (must_be_equal and torch.equal(value, expected)):
+    if value.numel() == 0 or (bound is None and torch.equal(value, expected)):
         return Outcome(Kind.RIGHT, 0.0, 0.0, 0.0, what)
+    if bound is None:
+        bound = 0.0
     allowed = torch.as_tensor(bound, dtype=torch.float64).expand_as(expected).flatten()
     right, flat = expected.double().flatten(), value.flatten()
     largest, worst = -1.0, (0.0, 0.0)

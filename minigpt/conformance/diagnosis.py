@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from minigpt.conformance import backward, probes
-from minigpt.conformance.behaviour import MIXED_PRECISION
+from minigpt.conformance.behaviour import mixed_precision
 from minigpt.conformance.case import Axis, CaseResult
 from minigpt.conformance.cases import RANKS
 from minigpt.conformance.compare import Kind
@@ -132,7 +132,7 @@ def _raised(results: Results, mistakes: Mistakes) -> Mistakes:
 
 def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
     """Return True for gradients that raise after another mistake, and for another dtype out after one at this dtype."""
-    if case.value == MIXED_PRECISION:
+    if case.compare is mixed_precision:
         explained = set[str]()
         for _, dtypes in mistakes:
             explained |= dtypes or DTYPES.keys()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from minigpt.conformance.behaviour import MIXED_PRECISION
+from minigpt.conformance.behaviour import MIXED_PRECISION, rows_independent
 from minigpt.conformance.case import Axis
 from minigpt.conformance.found import Results, judged_at, listed_values, on_axis
 from minigpt.conformance.probes import ask, distance
@@ -23,7 +23,6 @@ from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief
 
 FEW_IN_WORDS = "widths 3, 64, 768, 1,001 and 4,096; up to 1,021 rows, 65 texts and 257 tokens"
-ROWS_ALONE = "rows are independent of the batch"
 OVERFLOW = 1e18  # its square is in float32, and the sum of 768 of them is not
 NARROW_WIDTH, WIDE = 64, 4096
 GROWTH = 4  # times PyTorch's own error. Sums in 8 lanes and more stay below 2 at this width; a serial sum has 10
@@ -63,7 +62,7 @@ def row_alone(subject: Subject, results: Results) -> list[str]:
         return []
     for case in results:
         error = case.worst_measured.error
-        if case.name == ROWS_ALONE and error:
+        if case.compare is rows_independent and error:
             return [f"a row has other bits alone than among others, within rounding: they differ by {brief(error)}"]
     return []
 

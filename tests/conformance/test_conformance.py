@@ -50,7 +50,7 @@ def test_torch_compile_is_not_asked_where_another_case_fails() -> None:
     assert compiled.dtypes == {}
     assert {*compiled.refused} == {*ordinary.dtypes}
     assert "0 of 1 cases pass" in str(report)
-    assert "compile: 1 not judged" in conformance_page(report)
+    assert "compile: 1 of 1 not judged" in conformance_page(report)
     assert "torch.compile is not tried at bfloat16, float16, float32, float64, where other" in report.notes[-1]
 
 
