@@ -184,7 +184,7 @@ PANICS = [
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
-    zip(PANICS, ("^the tokenizer in .* cannot be read: ", "^the tokenizer cannot read 'the dog': "), strict=True),
+    [(PANICS[0], "^the tokenizer in .* cannot be read: "), (PANICS[1], "^the tokenizer cannot read 'the dog': ")],
     ids=("as it is read", "as it reads"),
 )
 def test_a_tokenizer_that_makes_its_library_panic(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
