@@ -53,9 +53,7 @@ def compare(what: str, value: Tensor, expected: Tensor, bound: Tensor | float | 
     value, expected = value.detach().cpu(), expected.detach().cpu()
     if value.numel() == 0 or (bound is None and torch.equal(value, expected)):
         return Outcome(Kind.RIGHT, 0.0, 0.0, 0.0, what)
-    if bound is None:
-        bound = 0.0
-    allowed = torch.as_tensor(bound, dtype=torch.float64).expand_as(expected).flatten()
+    allowed = torch.as_tensor(0.0 if bound is None else bound, dtype=torch.float64).expand_as(expected).flatten()
     right, flat = expected.double().flatten(), value.flatten()
     largest, worst = -1.0, (0.0, 0.0)
     wrong = []

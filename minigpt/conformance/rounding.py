@@ -120,8 +120,8 @@ def wrong_ways(centers: bool) -> Iterator[Way]:
     name = TOO_FEW + OF_RMS_NORM["variance",]
     if centers:
         name = TOO_FEW + STATISTICS["mean", "variance"]
-    for own, divides, first in itertools.product((False, True), repeat=3):
-        yield Way(EVERY_STEP, name, is_about_own_mean=own, divides=divides, scale_first=first)
+    for about_own, divides, first in itertools.product((False, True), repeat=3):
+        yield Way(EVERY_STEP, name, is_about_own_mean=about_own, divides=divides, scale_first=first)
     if centers:
         for steps in (("mean", "squares", "variance"), EVERY_STEP):
             for divides, first in itertools.product((False, True), repeat=2):

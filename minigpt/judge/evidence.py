@@ -156,8 +156,8 @@ class Prediction:
     def towards(self, other: "Prediction") -> tuple[float, float]:
         """Return how far another prediction is, and the share of the way to it that the program's logits are."""
         sums = Sums()
-        for text, mine, theirs in zip(self.texts, self.logits, other.logits, strict=True):
-            sums.add(text.logits - mine, theirs - mine)
+        for text, mine, its_logits in zip(self.texts, self.logits, other.logits, strict=True):
+            sums.add(text.logits - mine, its_logits - mine)
         return math.sqrt(sums.others / max(sums.count, 1)), sums.share
 
     @property

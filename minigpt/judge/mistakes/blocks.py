@@ -256,11 +256,11 @@ def activating(words: str, *, unless: Sequence[str] = (), form: str = "") -> Cal
         def of(config: Any) -> Iterator[Mistake]:
             name = config.activation_function
             if name not in unless:
-                own = OWN.get(name, name)
+                activation = OWN.get(name, name)
                 cure = ""
-                if form and own in FORMS:
-                    cure = f"Write {FORMS[own]} in place of {form}."
-                yield Mistake(words.format(own), put, cure=cure)
+                if form and activation in FORMS:
+                    cure = f"Write {FORMS[activation]} in place of {form}."
+                yield Mistake(words.format(activation), put, cure=cure)
 
         return function
 
