@@ -93,6 +93,8 @@ FORWARDS: dict[str, Forward] = {
         lambda x, eps: (x - mean(x)) / torch.sqrt((x - mean(x)).square().sum(-1, keepdim=True) + eps)
     ),
     "no division by the deviation": of_row(lambda x, eps: x - mean(x)),
+    "sqrt(std + eps) in place of sqrt(variance + eps)": divided(lambda var, eps: (var**0.5 + eps) ** 0.5),
+    "(variance + eps)^2 in place of sqrt(variance + eps)": divided(lambda var, eps: (var + eps) ** 2),
     "eps as a floor of the variance, max(var, eps), and not added": divided(lambda var, eps: var.clamp(min=eps).sqrt()),
     "eps as a floor of the deviation, max(std, eps), and not added": divided(
         lambda var, eps: var.sqrt().clamp(min=eps)

@@ -21,6 +21,7 @@ RIGHT: dict[str, Any] = {
     "eps_at": ("ln_1", "ln_2", "ln_f"),
     "ddof": 0,
     "eps_outside": False,
+    "power": 0.5,  # of the variance and eps
     "center": True,
     "shift_at": ("ln_1", "ln_2", "ln_f"),
     "scale_at": ("ln_1", "ln_2", "ln_f"),
@@ -35,6 +36,7 @@ RIGHT: dict[str, Any] = {
     "scale_late": False,
     "order": (0, 1, 2),
     "layout": "thirds",
+    "project": True,
     "heads": None,
     "transposed": (),
     "reshaped": (),
@@ -155,7 +157,12 @@ class Program:
         if s["center"]:
             wide = wide - wide.mean(axis, keepdim=True)
         variance = wide.square().sum(axis, keepdim=True) / (wide.shape[axis] - s["ddof"])
-        deviation = variance.sqrt() + eps if s["eps_outside"] else (variance + eps).sqrt()
+        if s["eps_outside"]:
+            deviation = variance.sqrt() + eps
+        elif s["power"] == "root of std":
+            deviation = (variance.sqrt() + eps).sqrt()
+        else:
+            deviation = (variance + eps) ** s["power"]
         y = wide / deviation
         if kind in s["scale_at"]:
             y = y * (self.w[f"{name}.weight"].to(y.dtype) + s["one_plus"])
@@ -188,10 +195,14 @@ class Program:
             x = attn(ln_1(x))
         elif wiring == "no ln_1":
             x = x + attn(x)
+        elif wiring == "x + x":
+            x = x + x
         else:
             x = x + attn(ln_1(x))
         if wiring == "no mlp residual":
             return mlp(ln_2(x))
+        if wiring == "x + x in the MLP":
+            return x + x
         if wiring == "no ln_2":
             return x + mlp(x)
         return x + mlp(ln_2(x))
@@ -216,6 +227,10 @@ class Program:
             scores = scores * seen
         elif s["mask"] == "not itself":
             scores = scores.masked_fill(~seen, -1e9)
+        elif s["mask"] == "small":
+            scores = torch.where(seen, scores, torch.tensor(-math.e, dtype=scores.dtype))
+        elif s["mask"] == "inverted":
+            scores = scores.masked_fill(seen, -1e9)
         elif s["mask"] not in ("none", "after"):
             scores = scores.masked_fill(~seen, -math.inf)
         weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, s["softmax_axis"])
@@ -228,6 +243,8 @@ class Program:
         if s["layout"] == "unmerged":
             y = weights @ v
         y = y.reshape(seq, width)
+        if not s["project"]:
+            return y
         return self.multiply(y, w[f"{name}.c_proj.weight"]) + w[f"{name}.c_proj.bias"]
 
     def split(self, qkv: Tensor, seq: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,6 +280,10 @@ class Program:
             y = wide / (1 + torch.exp(-1.702 * wide))
         elif kind == "relu":
             y = wide.clamp(min=0)
+        elif kind == "square":
+            y = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide)))
+        elif kind == "exchanged":
+            y = 0.5 * wide * (1 + torch.tanh(0.044715 * (wide + math.sqrt(2 / math.pi) * wide**3)))
         elif kind == "silu":
             y = wide / (1 + torch.exp(-wide))
         else:
@@ -276,6 +297,20 @@ def half(x: Tensor, *_: object) -> Tensor:
 
 def brain(x: Tensor, *_: object) -> Tensor:
     return x.to(torch.bfloat16)
+
+
+def cut_brain(x: Tensor, *_: object) -> Tensor:
+    """Cut the lower 16 bits, as ``bits >> 16`` does."""
+    bits = x.float().contiguous().view(torch.int32)
+    return (bits >> 16 << 16).view(torch.float32)
+
+
+def cut_half(x: Tensor, *_: object) -> Tensor:
+    """Cut the lower 13 bits of the mantissa, of numbers that are normal in float16."""
+    bits = x.float().contiguous().view(torch.int32)
+    normal = (bits >> 13 << 13).view(torch.float32)
+    step = 2.0**-24  # between numbers that are not
+    return torch.where(x.float().abs() < 2.0**-14, torch.trunc(x.float() / step) * step, normal)
 
 
 def int8(dim: int):
@@ -321,6 +356,18 @@ def single_plants(width: int, size: int) -> Iterator[tuple[str, dict[str, Any]]]
     yield "sigmoid", {"act": "sigmoid"}
     yield "ReLU", {"act": "relu"}
     yield "SiLU", {"act": "silu"}
+    yield "x^2 in place of x^3", {"act": "square"}
+    yield "sqrt(2 / pi) and 0.044715 exchanged", {"act": "exchanged"}
+    yield "sqrt(std + eps)", {"power": "root of std"}
+    yield "(variance + eps)^2", {"power": 2}
+    yield "in place of attention's output: x + x", {"wiring": "x + x"}
+    yield "in place of the MLP's output: x + x", {"wiring": "x + x in the MLP"}
+    yield "-2.71828 in place of -inf", {"mask": "small"}
+    yield "sees later ones alone", {"mask": "inverted"}
+    yield "no attn.c_proj", {"project": False}
+    yield "the last block alone", {"blocks": lambda layers: layers[-1:]}
+    yield "rounded to float16 towards zero", {"round_weights": cut_half}
+    yield "rounded to bfloat16 towards zero", {"round_weights": cut_brain}
     yield "input and output rounded to float16", {"round_act": half}
     yield "input and output rounded to bfloat16", {"round_act": brain}
     yield "eps 1e-06", {"eps": 1e-6}

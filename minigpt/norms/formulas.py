@@ -53,6 +53,8 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor | float]] = {
     "std + eps in place of sqrt(variance + eps)": lambda variance, eps: torch.sqrt(variance) + eps,
     "the variance in place of the deviation: a square root is missing": lambda variance, eps: variance + eps,
     "no division by the deviation": lambda variance, eps: 1.0,
+    "sqrt(std + eps) in place of sqrt(variance + eps)": lambda variance, eps: torch.sqrt(torch.sqrt(variance) + eps),
+    "(variance + eps)^2 in place of sqrt(variance + eps)": lambda variance, eps: (variance + eps).square(),
 }
 CURES = {  # what to write, where that is one plain phrase
     "the variance divided by n - 1": "Write var(x, correction=0) in place of var(x, correction=1).",

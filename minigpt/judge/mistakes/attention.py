@@ -117,6 +117,13 @@ def step(
 
 # How queries, keys, values and heads are split and merged
 
+
+@mistake("no attn.c_proj")
+def no_projection(model: Any, swaps: Swaps) -> None:
+    for block in model.h:
+        swaps.set(block.attn, "c_proj", nn.Identity())
+
+
 SPLIT_BY_RESHAPE = "heads split by a reshape without a transposition"
 STRIDED = "heads split the other way: number d of head h at d * H + h"
 
@@ -291,6 +298,12 @@ def see_later(scores: Scores) -> Scores:
     return scores.masked_fill(below(scores, -1), -math.inf)
 
 
+@step("hide", "a mask the wrong way round: each token sees later ones alone", is_causal=False)
+def see_later_alone(scores: Scores) -> Scores:
+    """Hide a token and what is before it by a low number, so that the last one sees all."""
+    return scores.masked_fill(below(scores), torch.finfo(scores.dtype).min)
+
+
 @step("hide", NOT_ITSELF, is_causal=False)
 def hide_finitely(scores: Scores) -> Scores:
     """Hide a token from itself by a low number, so that the first one sees all."""
@@ -323,8 +336,14 @@ def lower(scores: Scores, by: float) -> Scores:
     return scores + (~below(scores)).to(scores.dtype) * by
 
 
-for by in (-1.0, -10.0, -100.0):
-    step("hide", f"{by:g} in place of -inf where the mask hides a score", is_causal=False)(partial(lower, by=by))
+def filled(scores: Scores, by: float) -> Scores:
+    """Put a number in place of the scores of later tokens."""
+    return scores.masked_fill(~below(scores), by)
+
+
+for by in (-1.0, -math.e, -10.0, -100.0):
+    for fill in (lower, filled):
+        step("hide", f"{by:g} in place of -inf where the mask hides a score", is_causal=False)(partial(fill, by=by))
 step("hide", "the mask of ones and zeros added to the scores", is_causal=False)(partial(lower, by=1.0))
 
 

@@ -113,6 +113,18 @@ def mlp_of_attention(block: Any, x: Tensor) -> Tensor:
     return x + y + block.mlp(block.ln_2(y))
 
 
+@blockwise("the stream added to itself in place of attention's output: x + x")
+def stream_for_attention(block: Any, x: Tensor) -> Tensor:
+    x = x + x
+    return x + block.mlp(block.ln_2(x))
+
+
+@blockwise("the stream added to itself in place of the MLP's output: x + x")
+def stream_for_mlp(block: Any, x: Tensor) -> Tensor:
+    x = x + block.attn(block.ln_1(x))
+    return x + x
+
+
 @blockwise("attention's output added twice")
 def twice_attention(block: Any, x: Tensor) -> Tensor:
     x = x + 2 * block.attn(block.ln_1(x))
@@ -192,6 +204,7 @@ def wrong_orders(config: Any) -> Iterator[Mistake]:
     if last > 1:
         yield ordered("the blocks from block 1 on, and block 0 last", [*layers[1:], 0])
         yield ordered("block 0 missing, and the last block twice", [*layers[1:], last])
+        yield ordered("the last block alone: every block reads the embeddings", [last])
     by_name = sorted(layers, key=str)
     if by_name != layers:
         yield ordered("the blocks in the order of their names: h.1, h.10, h.11, h.2", by_name)
@@ -303,6 +316,16 @@ def gelu_without_cube(x: Tensor) -> Tensor:
 @activating("the tanh GELU without sqrt(2 / pi)")
 def gelu_without_root(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(x + 0.044715 * x**3))
+
+
+@activating("the tanh GELU with x^2 in place of x^3")
+def gelu_with_square(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**2)))
+
+
+@activating("the tanh GELU with sqrt(2 / pi) and 0.044715 exchanged")
+def gelu_with_exchanged_constants(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(0.044715 * (x + math.sqrt(2 / math.pi) * x**3)))
 
 
 @activating("the tanh GELU without the factor 0.5")

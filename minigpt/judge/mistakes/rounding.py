@@ -23,6 +23,13 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).to(x.dtype)
 
 
+def cut(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round towards zero: the bits that a narrower format lacks are left out."""
+    y = x.to(dtype)
+    inside = torch.nextafter(y, torch.zeros_like(y))
+    return torch.where(y.to(x.dtype).abs() > x.abs(), inside, y).to(x.dtype)
+
+
 def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
     """Round to integers of 8 bits; the numbers along ``dim`` share a scale, without one all do."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
@@ -112,6 +119,8 @@ HALF_FORMATS: list[tuple[str, Rounds, float]] = [
 def formats() -> Iterator[tuple[str, Rounds, float]]:
     """Yield formats of matrices (out, in) in words, with their rounding and its relative error."""
     yield from HALF_FORMATS
+    yield "float16 towards zero, their bits cut", partial(cut, dtype=torch.float16), ERRORS["float16"]
+    yield "bfloat16 towards zero, their bits cut", partial(cut, dtype=torch.bfloat16), ERRORS["bfloat16"]
     yield "int8, a scale for each output", partial(int8, dim=-1), ERRORS["int8"]
     wide = "int8, a scale for each output that is its largest weight / 127.5"
     yield wide, partial(int8, dim=-1, most=127.5), ERRORS["int8"]
