@@ -43,16 +43,24 @@ def explain(
         diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and not are_prompts_right
     if not diagnose:
         return Causes(precision=precision)
-    if verdict.passed:
-        return Causes(precision=precision, notes=["A diagnosis is for a FAIL: there is no mistake to look for."])
-    if are_prompts_right:
+    if are_prompts_right and not verdict.passed:
         note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
         return Causes(precision=precision, notes=[note])
     # A diagnosis alone needs the mistakes, which are many.
-    from minigpt.judge.diagnosis import DiagnosisError, find_mistakes
+    from minigpt.judge.diagnosis import DiagnosisError, find_mistakes, unseen_mistakes
 
     try:
+        if verdict.passed:
+            unseen = unseen_mistakes(truth, runner, say)
+            return Causes(precision=precision, notes=[_of_unseen(unseen)])
         diagnosis, may_be_rounded = find_mistakes(truth, runner, say)
     except DiagnosisError as error:
         return Causes(precision=precision, notes=[f"{error}."])
     return Causes(precision=precision if may_be_rounded else None, diagnosis=diagnosis)
+
+
+def _of_unseen(unseen: list[str]) -> str:
+    """Return what a PASS cannot see."""
+    if not unseen:
+        return "Each of the commonest mistakes would be seen."
+    return f"With these weights and texts, these mistakes would not be seen: {'; '.join(unseen)}."

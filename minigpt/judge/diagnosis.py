@@ -3,6 +3,7 @@
 T tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import architecture_of
-from minigpt.judge.evidence import Network, Sums, Text
+from minigpt.judge.evidence import Network, Sums, Text, predict
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import mistakes_of
 from minigpt.judge.precision import first_of
@@ -19,7 +20,7 @@ from minigpt.judge.reading import Sample
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
-from minigpt.report.fields import Diagnosed
+from minigpt.report.fields import MOST_NOISE, Diagnosed
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 SAME = 1e-3  # of the noise floor: the network must be this near to the truth
@@ -55,6 +56,27 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> tuple[list[Diagnose
     noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.floor.precisions)
     search = MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say)
     return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
+
+
+def unseen_mistakes(truth: Truth, runner: Runner, say: Say) -> list[str]:
+    """Return the commonest mistakes that pass on the shortest prompt: those with a plain cure, in every place.
+
+    Raises:
+        DiagnosisError: as ``find_mistakes`` does.
+    """
+    if not truth.facts.place.exists():
+        raise DiagnosisError(f"The diagnosis needs the original at {truth.facts.place}, which is no longer there")
+    say("putting common mistakes into the network")
+    network, floor = open_network(truth), truth.floor.prompts.rms
+    text = text_of(truth, runner, min(truth.texts.prompts, key=lambda sample: len(sample.ids)))
+    check_network(truth, network, text)
+    unseen = []
+    for mistake in mistakes_of(network.model):
+        if mistake.cure and mistake.rank == 0:
+            effect = predict(network, (mistake,), [text]).effect
+            if math.hypot(effect, floor) <= MOST_NOISE * floor:
+                unseen.append(mistake.words)
+    return unseen
 
 
 def open_network(truth: Truth) -> Network:

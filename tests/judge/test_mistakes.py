@@ -187,9 +187,20 @@ def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Origin
     report = original.judge(lambda ids: program(ids), diagnose=True)
     assert report.passed
     assert report.diagnosis is None
+    assert "Each of the commonest mistakes would be seen." in report.notes
     assert report.precision is not None
     assert report.precision.like == "float32"
     assert precision_line(report)[0].endswith("at float32: it computes in float32.")
+
+
+def test_a_pass_names_the_mistakes_that_it_cannot_see() -> None:
+    original = minigpt.Original("demo", device="cpu", dtype="bfloat16")
+    report = judged(original, torch.bfloat16, eps_outside=True)
+    assert report.passed
+    asked = original.judge(planted.Program(original.truth.facts.place, torch.bfloat16), diagnose=True)
+    (note,) = [note for note in asked.notes if "would not be seen" in note]
+    assert "std + eps in place of sqrt(variance + eps)" in note
+    assert "ReLU" not in note
 
 
 def test_no_norm_that_differs_on_purpose_is_diagnosed_unless_asked(original: minigpt.Original) -> None:
