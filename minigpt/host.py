@@ -323,7 +323,7 @@ def norm_sites(model: nn.Module) -> dict[str, NormSite]:
 
 
 def _width(norm: nn.Module, model: Any) -> int:
-    """Return the length of a norm's rows: of its Parameters, else of a head or the stream."""
+    """Return the length of a norm's rows: of its Parameters, else of a head, a matrix beside it or the stream."""
     rows = [parameter for parameter in norm.parameters() if parameter.ndim and parameter.numel() > 1]
     if rows:
         return max(parameter.shape[-1] for parameter in rows)
@@ -331,12 +331,14 @@ def _width(norm: nn.Module, model: Any) -> int:
     around, _, name = path.rpartition(".")
     config = config_of(model)
     width = Shape.of(config).n_embd
-    if not OF_HEADS.match(name):
-        return width
-    attention = model.get_submodule(around)  # its heads' width may be its own, as in Gemma 4
-    return (
-        getattr(attention, "head_dim", None) or getattr(config, "head_dim", None) or width // config.num_attention_heads
-    )
+    parent = model.get_submodule(around)
+    if OF_HEADS.match(name):  # the heads' width may be the attention's own, as in Gemma 4
+        own = getattr(parent, "head_dim", None) or getattr(config, "head_dim", None)
+        return own or width // config.num_attention_heads
+    for parameter in parent.parameters(recurse=False):
+        if parameter.ndim == 2:  # it multiplies what the norm returns: all streams at once in DeepSeek V4
+            return parameter.shape[-1]
+    return width
 
 
 @contextlib.contextmanager

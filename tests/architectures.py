@@ -25,6 +25,7 @@ OF_DEEPSEEK_4 = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8,
     "max_position_embeddings": 40, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_shared_experts": 1, "q_lora_rank": 16, "sliding_window": 16, "index_n_heads": 2, "index_head_dim": 8,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 6},  # 6 tokens reach all norms
     "index_topk": 8, "o_lora_rank": 16, "o_groups": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 OF_HRM = HEADS | {"H_cycles": 2, "L_cycles": 2, "num_layers_per_stack": 2, "num_hidden_layers": 12}
@@ -89,10 +90,11 @@ ARCHITECTURES = {
     "exaone4": _rms(transformers.Exaone4Config, HEADS, "model.layers.1.self_attn.q_norm"),
     "hunyuan": _rms(transformers.HunYuanDenseV1Config, HEADS, "model.layers.1.self_attn.query_layernorm"),
     "deepseek_v3": _rms(transformers.DeepseekV3Config, OF_DEEPSEEK, "model.layers.1.self_attn.kv_a_layernorm"),
-    "deepseek_v4": _rms(transformers.DeepseekV4Config, OF_DEEPSEEK_4, "model.layers.1.input_layernorm"),
+    # of deepseek_v4 and hrm_text, a wrong norm within a block may move bfloat16 logits by less than twice the noise
+    "deepseek_v4": _rms(transformers.DeepseekV4Config, OF_DEEPSEEK_4, "model.norm"),
     "minimax": _rms(transformers.MiniMaxConfig, EXPERTS, "model.layers.1.input_layernorm"),
     "nanochat": _rms(transformers.NanoChatConfig, GROUPED, "model.layers.1.self_attn.q_norm"),
-    "hrm_text": _rms(transformers.HrmTextConfig, OF_HRM, "model.H_module.layers.1.input_layernorm"),
+    "hrm_text": _rms(transformers.HrmTextConfig, OF_HRM, "model.H_module.final_norm"),
     "mamba": _rms(transformers.MambaConfig, SIZES | {"state_size": 4}, "backbone.norm_f"),
     "rwkv": _layer(transformers.RwkvConfig, SIZES | OF_RWKV, "rwkv.blocks.0.pre_ln"),
     "gpt2": _layer(transformers.GPT2Config, OLD, "transformer.h.1.ln_1"),

@@ -18,7 +18,7 @@ from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.checkpoint.transformers_model import note_on_left_out
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError, listing
 from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.kept import StoredReadings
@@ -197,10 +197,13 @@ def _read_rounded(
     if reference.is_gpt2:
         say("transformers in other dtypes")
         other_dtypes = read_in_other_dtypes(reference.computing_in, facts, prompts)
+    notes = [*facts.notes, *note_on_left_out(reference.model)]
+    if unread := [site for site in host.sites if site not in places]:
+        notes.append(f"No prompt reaches {listing(unread)}: no norm is judged there. A longer prompt may reach it.")
     facts = dataclasses.replace(
         facts,
         attention=reference.model.config._attn_implementation,
-        notes=[*facts.notes, *note_on_left_out(reference.model)],
+        notes=notes,
         places=places,
         sites=[place for place in places if place in host.sites],
         blocks=[place for place in places if place in host.blocks],
@@ -223,13 +226,22 @@ def _read_prompts(
     for number, reading in enumerate(say.each(reference.read(prompts), count)):
         require_finite(facts.dtype, f"prompt {number}", {**reading.outputs, "the logits": reading.logits})
         require_finite(facts.dtype, f"prompt {number}, token by token", {"the logits": decoded[number]})
-        places = [*reading.outputs]
+        _add_places(places, reading.outputs)
         room -= len(prompts[number].ids)
         outputs: dict[str, Tensor] = {}
         if room >= 0:  # a copy, so that the texts that were read with this one are freed
             outputs = {place: y.clone() for place, y in reading.outputs.items()}
         readings.append(Reading(reading.logits, outputs))
     return readings, places
+
+
+def _add_places(places: list[str], read: Iterable[str]) -> None:
+    """Add the places of one more text, each behind the place before it. A short text may not reach every norm."""
+    end = 0
+    for place in read:
+        if place not in places:
+            places.insert(end, place)
+        end = places.index(place) + 1
 
 
 def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scored]:
@@ -273,8 +285,8 @@ def _kept(
     with_places = [before for before in rounded if before.outputs]
     whole = texts.prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
     for sample, reading in zip(whole, reference.read(whole), strict=True):
-        blocks = {place: reading.outputs[place] for place in facts.blocks}
-        inputs = {site: reading.inputs[site] for site in facts.sites}
+        blocks = {place: y for place, y in reading.outputs.items() if place in facts.blocks}
+        inputs = {site: x for site, x in reading.inputs.items() if site in facts.sites}
         kept[sample] = Reading(reading.logits, blocks, inputs)
         yield reading
     others = texts.prompts[len(whole) :]

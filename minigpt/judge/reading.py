@@ -74,7 +74,8 @@ class Reading:
 
     Attributes:
         logits: at the compared positions (T, V).
-        outputs: of norms and blocks, by their names in the original (T, C); empty if they are not known.
+        outputs: of the norms and blocks that the text reaches, by their names in the original (T, C); empty if they are
+            not known.
         inputs: of norms.
         alone: outputs of norms that are given the true inputs.
     """

@@ -69,6 +69,54 @@ def test_a_model_makes_its_own_kind_of_cache(name: str, original: Any) -> None:
     assert truth.truth.texts.prompts[0].ids == continued[0].tolist()
 
 
+COMPRESSED = "model.layers.0.self_attn.compressor.kv_norm"
+
+
+@pytest.fixture(scope="module")
+def compressing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DeepSeek V4 one of whose norms reads 12 tokens at once, so that no shorter text reaches it."""
+    folder = tmp_path_factory.mktemp("compressing")
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 12}
+    random_model("deepseek_v4", compress_rates=rates).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("long_first", [False, True])
+def test_a_norm_that_only_long_texts_reach_is_judged_on_these(
+    long_first: bool, compressing: Path, tmp_path: Path
+) -> None:
+    prompts = [PROMPTS[0], [*range(3, 17)]]
+    if long_first:
+        prompts.reverse()
+    original = minigpt.Original(compressing, device="cpu", prompts=prompts, max_new_tokens=2)
+    places = original.truth.facts.places
+    assert places.index("model.layers.0.self_attn.kv_norm") + 1 == places.index(COMPRESSED)
+    original.save(tmp_path / "record.safetensors")
+    for truth in (original, minigpt.Original.load(tmp_path / "record.safetensors", device="cpu")):
+        report = truth.judge(norm="rms", device="cpu")
+        assert (report.outcome, report.every_place, report.notes) == ("PASS", True, [])
+        other = truth.judge(norm="fused", sites=COMPRESSED, device="cpu")
+        assert other.first_off.place == COMPRESSED
+
+
+def test_a_norm_that_no_prompt_reaches_is_named(compressing: Path) -> None:
+    report = minigpt.parity(compressing, norm="rms", prompts=PROMPTS[:1], max_new_tokens=2, device="cpu")
+    assert report.outcome == "PASS"
+    (note,) = report.notes
+    assert note.startswith(f"No prompt reaches {COMPRESSED}, ")
+    assert COMPRESSED not in [site.site for site in report.norm_sites]
+
+
+def test_a_norm_without_parameters_has_the_width_of_the_matrix_beside_it() -> None:
+    model = random_model("deepseek_v4")
+    sites = minigpt.norm_sites(model)
+    for place, width in (("attn_hc.input_norm", 128), ("self_attn.q_b_norm", 8), ("input_layernorm", 32)):
+        assert sites[f"model.layers.0.{place}"].width == width
+    before = model(IDS).logits
+    minigpt.swap_norms(model, "rms")
+    torch.testing.assert_close(model(IDS).logits, before)
+
+
 class Logits(nn.Module):
     """A model as a function of ids to logits."""
 
