@@ -201,13 +201,12 @@ class RecordReader:
                 f"{place}.{n} has rows of {outputs[place].shape[-1]:,}, not of {facts.shape.n_embd:,}",
             )
         for site in facts.sites if outputs else ():
-            name = f"kept.{site}.{n}"
-            if name not in self.names and f"{site}.{n}" not in self.names:  # a short text may not reach every norm
+            name, output = f"kept.{site}.{n}", f"{site}.{n}"
+            if name not in self.names and output not in self.names:  # a short text may not reach every norm
                 continue
             inputs[site] = self._finite(name)
-            shape = tuple(inputs[site].shape)
-            is_of_text = seq in shape or shape[0] < seq  # norms of compressed keys have a row for several tokens
-            require(is_of_text, f"{name} has shape {shape}, for {seq:,} tokens")
+            shape = inputs[site].shape  # norms of compressed keys have a row for several tokens
+            require(seq in shape or shape == self.tensor(output).shape, f"{name} has shape {tuple(shape)}")
         return Reading(logits, outputs, inputs)
 
     def _finite(self, name: str, tokens: int = 0) -> Tensor:

@@ -65,6 +65,7 @@ OF_TENSORS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "a NaN in a window": lambda x: x.update({"logits.2": holed(x["logits.2"])}),
     "a NaN in an input": lambda x: x.update({f"kept.{SITE}.0": holed(x[f"kept.{SITE}.0"])}),
     "a NaN in a block": lambda x: x.update({f"{BLOCK}.0": holed(x[f"{BLOCK}.0"])}),
+    "a shorter input": lambda x: x.update({f"kept.{SITE}.0": x[f"kept.{SITE}.0"][1:].clone()}),
     "a narrower input": lambda x: x.update({f"kept.{SITE}.0": x[f"kept.{SITE}.0"][:, 1:].clone()}),
     "a shorter block": lambda x: x.update({f"{BLOCK}.1": x[f"{BLOCK}.1"][1:].clone()}),
     "a narrower block": lambda x: x.update({f"{BLOCK}.1": x[f"{BLOCK}.1"][:, 1:].clone()}),
