@@ -99,7 +99,9 @@ GIGABYTES = 2**33
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize(
-    "function", [bytearray, torch.UntypedStorage, torch.Tensor, torch.FloatTensor, os.system, torch.load], ids=str
+    "function",
+    [bytearray, torch.UntypedStorage, torch.Tensor, torch.FloatTensor, os.system, torch.load],
+    ids=["bytearray", "UntypedStorage", "Tensor", "FloatTensor", "system", "load"],
 )
 def test_a_pickle_that_calls_what_no_checkpoint_needs(
     pickled: Path, legacy: bool, function: Callable[..., Any]
