@@ -125,3 +125,10 @@ def _in_float64(argument: Any) -> Any:
     if isinstance(argument, torch.dtype) and argument in BELOW_FLOAT64:
         return torch.float64
     return argument
+
+
+def cut(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round towards zero: the bits that a narrower format lacks are left out."""
+    y = x.to(dtype)
+    inside = torch.nextafter(y, torch.zeros_like(y))
+    return torch.where(y.to(x.dtype).abs() > x.abs(), inside, y).to(x.dtype)

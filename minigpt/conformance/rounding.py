@@ -15,7 +15,7 @@ from minigpt.conformance.probes import ask, distance
 from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
 from minigpt.norms.formulas import GPT2_EPS
-from minigpt.precision import dtype_name
+from minigpt.precision import cut, dtype_name
 
 SHOWS = 0.2  # of a rounding: a right norm in another order of sums is closer to the right bits
 TOO_FEW = "it computes in too few bits for {dtype} input: "
@@ -89,13 +89,6 @@ class Way:
             product = rounded("product", row * scale)
         y = product + shift
         return cut(y, dtype) if self.cuts else y.to(dtype).double()
-
-
-def cut(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``y`` rounded towards 0 to a dtype of 16 bits, in float64."""
-    nearest = y.to(dtype)
-    nearer_0 = (nearest.view(torch.int16) - 1).view(dtype)
-    return torch.where(nearest.double().abs() > y.abs(), nearer_0, nearest).double()
 
 
 def right_ways(centers: bool) -> list[Way]:

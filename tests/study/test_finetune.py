@@ -195,7 +195,7 @@ def test_the_texts_of_a_dataset_are_those_of_its_split(place: Path, monkeypatch:
         with pytest.raises(GenerationError, match=f"^cannot read the dataset {reason}"):
             token_ids(source, tokenizer, model)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(GenerationError, match=r"pip install 'minigpt\[hf\]'"):
+    with pytest.raises(GenerationError, match=r"pip install -e '\.\[hf\]'"):
         token_ids("tales", tokenizer, model)
 
 

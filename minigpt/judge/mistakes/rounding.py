@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from minigpt.judge.mistakes.attention import in_attention
 from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Swaps
 from minigpt.judge.mistakes.weights import LAYERS
+from minigpt.precision import cut
 
 Rounds = Callable[[Tensor], Tensor]
 BLOCK_SIZE = 32  # numbers that share a scale in GGML's Q8_0 and Q4_0
@@ -21,13 +22,6 @@ ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7, "int4": 2.0
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).to(x.dtype)
-
-
-def cut(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round towards zero: the bits that a narrower format lacks are left out."""
-    y = x.to(dtype)
-    inside = torch.nextafter(y, torch.zeros_like(y))
-    return torch.where(y.to(x.dtype).abs() > x.abs(), inside, y).to(x.dtype)
 
 
 def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
