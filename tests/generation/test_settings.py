@@ -8,7 +8,7 @@ import pytest
 from checkpoints import tiny_bpe, tokens
 from test_generation import Untouched
 
-from minigpt import GenerationError, Tokenizer
+from minigpt import GenerationError, Tokenizer, from_pretrained
 from minigpt.generation import generate, parse_settings, stream
 from minigpt.generation.processors import PROCESSORS
 from minigpt.generation.settings import HTTP, SETTINGS, Options, check_settings
@@ -93,3 +93,10 @@ def test_the_docs_name_every_limit_of_the_server() -> None:
         assert setting.about in str(Options.__doc__) or name not in Options.__annotations__
         if setting.http is not None:
             assert f"| `{name}` | {setting.rule.requirement} | {setting.http.requirement} |" in page.splitlines()
+
+
+@pytest.mark.parametrize("pad", [-1, None])
+def test_a_padding_of_minus_1_is_none(pad: int | None) -> None:
+    model = from_pretrained("demo")
+    model.generation_fields = {"eos_token_id": 7, "pad_token_id": pad}
+    assert parse_settings(max_new_tokens=1).fill_id(model) == 7
