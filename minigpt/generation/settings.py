@@ -421,7 +421,7 @@ def _of_checkpoint(model: "GPT2", name: str) -> Any:
     """
     if model.generation_fields is None:
         return getattr(model.config, name)
-    value = model.generation_fields.get(name)
+    value: Any = model.generation_fields.get(name)
     if name == "pad_token_id" and is_int(value) and value < 0:  # some write -1 for none
         return None
     try:

@@ -27,6 +27,7 @@ class Unjudged(StrEnum):
     ALONE = "norms by themselves"
     DECODED = "tokens one by one"
     GRADIENTS = "gradients"
+    __repr__ = str.__repr__  # as a list of them is printed
 
 
 Form = Callable[[float | None], str]  # formats a number
