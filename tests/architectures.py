@@ -91,14 +91,16 @@ ARCHITECTURES = {
     "hunyuan": _rms(transformers.HunYuanDenseV1Config, HEADS, "model.layers.1.self_attn.query_layernorm"),
     "deepseek_v3": _rms(transformers.DeepseekV3Config, OF_DEEPSEEK, "model.layers.1.self_attn.kv_a_layernorm"),
     # of deepseek_v4 and hrm_text, a wrong norm within a block may move bfloat16 logits by less than twice the noise
-    "deepseek_v4": _rms(transformers.DeepseekV4Config, OF_DEEPSEEK_4, "model.norm"),
     "minimax": _rms(transformers.MiniMaxConfig, EXPERTS, "model.layers.1.input_layernorm"),
     "nanochat": _rms(transformers.NanoChatConfig, GROUPED, "model.layers.1.self_attn.q_norm"),
-    "hrm_text": _rms(transformers.HrmTextConfig, OF_HRM, "model.H_module.final_norm"),
     "mamba": _rms(transformers.MambaConfig, SIZES | {"state_size": 4}, "backbone.norm_f"),
     "rwkv": _layer(transformers.RwkvConfig, SIZES | OF_RWKV, "rwkv.blocks.0.pre_ln"),
     "gpt2": _layer(transformers.GPT2Config, OLD, "transformer.h.1.ln_1"),
 }  # fmt: skip
+if hasattr(transformers, "DeepseekV4Config"):  # not in the oldest versions
+    ARCHITECTURES["deepseek_v4"] = _rms(transformers.DeepseekV4Config, OF_DEEPSEEK_4, "model.norm")
+if hasattr(transformers, "HrmTextConfig"):
+    ARCHITECTURES["hrm_text"] = _rms(transformers.HrmTextConfig, OF_HRM, "model.H_module.final_norm")
 
 
 def config_of(name: str, **fields: Any) -> transformers.PretrainedConfig:
