@@ -76,7 +76,7 @@ class Tokenizer:
         model: Any = backend.model
         if isinstance(model, models.BPE):
             model.dropout = None
-        if isinstance(model, models.Unigram):
+        if isinstance(model, models.Unigram) and hasattr(model, "alpha"):  # older tokenizers cannot sample
             model.alpha = None
 
     @classmethod
