@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from checkpoints import talking
 from command_line import Run, complaint
 
@@ -178,6 +179,7 @@ def test_what_can_be_checked_is_checked_before_the_model_is_read(
     """The weights of the model cannot be read, and nothing says so."""
     broken = talking(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"no weights")
+    assert transformers.Trainer  # whose module imports peft by itself
     for name in ("peft", "datasets"):
         monkeypatch.setitem(sys.modules, name, None)
     assert EARLY[call] in complaint(run(*written(call, tmp_path)))
