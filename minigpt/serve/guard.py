@@ -5,6 +5,7 @@ import hmac
 import re
 import time
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -22,6 +23,19 @@ EVERY = "*"  # as an allowed host or origin
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 USUAL_PORTS = {"http://": ":80", "https://": ":443"}  # which browsers leave out
 HUNG_UP = 499  # status, in the metrics, of a request whose client has hung up
+
+
+class LockOfLoop:
+    """One ``asyncio.Lock`` for each event loop: a lock stays with the first loop in which a task had to wait.
+
+    A server has one loop. Programs that ask an application in their own process often run one loop after the other.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    def get(self) -> asyncio.Lock:
+        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 class Guard:
@@ -43,7 +57,7 @@ class Guard:
         self.api_key = None if api_key is None else api_key.encode()
         self.hosts = None if hosts is None or EVERY in hosts else set(map(name_in_host, hosts))
         self.origins = set(origins)
-        self._turns = asyncio.Lock()
+        self._turns = LockOfLoop()
         self._newest = 0.0  # when the newest request began, by time.monotonic
         self._busy_before = 0.0  # seconds of processor time of this thread until then
 
@@ -93,7 +107,7 @@ class Guard:
 
         The thread that computes needs Python's lock at every operation, and a busy thread keeps it for milliseconds.
         """
-        async with self._turns:
+        async with self._turns.get():
             if self.scheduler.count_writing:
                 busy = time.thread_time() - self._busy_before
                 elapsed = time.monotonic() - self._newest

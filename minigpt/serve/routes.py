@@ -23,7 +23,7 @@ from starlette.routing import Route
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
 from minigpt.serve import protocol
-from minigpt.serve.guard import EVERY, Guard, origin_of
+from minigpt.serve.guard import EVERY, Guard, LockOfLoop, origin_of
 from minigpt.serve.jobs import Comparison, Job, RequestRow
 from minigpt.serve.protocol import Answer, CompletionRequest, RefusalError, refusal_of, settings_of
 from minigpt.serve.scheduler import Scheduler
@@ -103,7 +103,7 @@ class Endpoints:
         self.tokenizer = tokenizer
         self.scheduler = scheduler
         self.started = int(time.time())
-        self._reading = asyncio.Lock()
+        self._reading = LockOfLoop()
         self.token_text = lru_cache(maxsize=2**16)(self._token_text)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -198,7 +198,7 @@ class Endpoints:
         try:
             if sum(map(len, texts)) < LONG_PROMPT:
                 return [self.tokenizer.encode(text) for text in texts]
-            async with self._reading:
+            async with self._reading.get():
                 encode = self.tokenizer.backend.encode_batch  # lets other threads run, unlike ``Tokenizer.encode``
                 encodings = await asyncio.to_thread(encode, texts)
             return [encoding.ids for encoding in encodings]

@@ -125,6 +125,15 @@ SAME = (
 )  # fmt: skip
 
 
+def test_an_application_serves_event_loops_one_after_the_other(client: Client) -> None:
+    """Tasks of each loop have to wait for one another, at both locks."""
+    body = later({"model": "demo", "prompt": " ".join(TEXTS * 40), "max_tokens": 4, "overflow": "slide"})
+    for _ in range(3):
+        client.ask_all(*[body] * 3)  # begins to write
+        answers = client.ask_all(*[body] * 12)
+        assert [answer.status_code for answer in answers] == [200] * 12
+
+
 @pytest.mark.parametrize(("stream", "times"), [(True, 1), (False, 3)])
 def test_requests_of_all_settings_at_once_get_what_generate_gives(client: Client, stream: bool, times: int) -> None:
     """Also where prompts are read in pieces, since more requests come than there are places."""
