@@ -69,10 +69,11 @@ program()
 
 @pytest.fixture(autouse=True)
 def _receives_interrupts() -> Iterator[None]:
-    """A shell starts what runs in its background deaf to Ctrl-C, and processes inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts what runs in its background deaf to Ctrl-C, nohup deaf to SIGHUP, and processes inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for sent, handler in zip((signal.SIGINT, signal.SIGHUP), before, strict=True):
+        signal.signal(sent, handler)
 
 
 def run(code: str, *words: object) -> "subprocess.CompletedProcess[str]":
