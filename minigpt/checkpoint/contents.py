@@ -36,6 +36,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+GGUF = ".gguf"  # of a file that is a whole checkpoint
 WEIGHT_FILES = (SAFETENSORS, "pytorch_model.bin", "ckpt.pt")  # the first that exists, whole or with an index
 WEIGHTS_FIELD = "transformers_weights"  # of config.json: the file or index that holds the weights, if it is another
 ADAPTER = "adapter_config.json"  # of PEFT
@@ -68,7 +69,7 @@ def local_place(
     huggingface_hub fetches it, so HF_HOME, HF_HUB_OFFLINE, HF_TOKEN and HF_ENDPOINT have their usual meaning.
 
     Args:
-        source: "demo", a directory, a file of weights (``WEIGHT_SUFFIXES``), or a repository id.
+        source: "demo", a directory, a file of weights (``WEIGHT_SUFFIXES``), a GGUF file, or a repository id.
         files: shell-style patterns of the files to fetch from a repository.
         revision: branch, tag or commit of a repository.
         local_files_only: never use the network.
@@ -81,10 +82,11 @@ def local_place(
             _note_demo(Path(source).absolute())
         return DEMO
     path = Path(os.path.expanduser(as_path(source, "source", CheckpointError)))
-    is_weights = path.name.endswith(WEIGHT_SUFFIXES)
+    suffixes = (*WEIGHT_SUFFIXES, GGUF)
+    is_weights = path.name.endswith(suffixes)
     try:
         if path.is_file() and not is_weights:
-            raise CheckpointError(f"{source} must be a directory or a {', '.join(WEIGHT_SUFFIXES)} file")
+            raise CheckpointError(f"{source} must be a directory or a {', '.join(suffixes)} file")
         if path.exists():
             return path
     except OSError as error:
@@ -127,7 +129,8 @@ class Files:
 
     Attributes:
         place: the folder, or the file of weights, that the user names.
-        folder: where the other files are: ``place`` or its folder, or a folder inside if a save was cut short.
+        folder: where the other files are: ``place`` or its folder, a folder inside if a save was cut short, or a
+            temporary one that has what a GGUF file holds.
         config: the fields of config.json, which is read once; None without one.
     """
 
@@ -144,6 +147,10 @@ class Files:
             CheckpointError: if it, or another file beside the weights, is a link that leads nowhere.
         """
         folder = place if place.is_dir() else place.parent
+        if is_gguf(place):
+            from minigpt.checkpoint.gguf import folder_of  # imported here: other models need no gguf
+
+            folder = folder_of(place)
         require_whole_links(folder, (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES))
         if not (folder / CONFIG).is_file():
             return cls(place, folder, None)
@@ -186,7 +193,7 @@ class Files:
             CheckpointError: if there are none, the index is damaged or names a file that is not in the folder, or
                 an adapter of PEFT is in the folder.
         """
-        if self.place.is_file():
+        if self.place.is_file() and not is_gguf(self.place):
             return [self.place]
         require_no_adapter(self.folder)
         config = self.config or {}
@@ -208,7 +215,7 @@ class Files:
         lacks = f"no {SAFETENSORS}"
         if self.config is None:
             lacks = f"no {CONFIG} and {lacks}"
-        others = sorted(path.name for path in self.folder.glob("*") if path.suffix in WEIGHT_SUFFIXES)
+        others = sorted(path.name for path in self.folder.glob("*") if path.suffix in (*WEIGHT_SUFFIXES, GGUF))
         if others:
             lacks += f"; to load one of {', '.join(others)}, give the path of that file"
         return lacks
@@ -259,11 +266,18 @@ def quantized(place: Path, method: object) -> CheckpointError:
 
 def known_files(place: Path) -> list[Path]:
     """Return the files that a checkpoint may be read from, its tokenizer's included, sorted by name."""
+    if is_gguf(place):
+        return [place]
     if place.is_file():
         return [place, *(path for path in known_files(place.parent) if path.suffix == ".json")]
     endings = [f"*{suffix}" for suffix in (".index.json", *WEIGHT_SUFFIXES)]
     patterns = [*MODEL, *TOKENIZER_FILES, *endings]
     return sorted(path for path in place.iterdir() if matches(path.name, patterns))
+
+
+def is_gguf(place: Path) -> bool:
+    """Return True for a GGUF file, by its name."""
+    return place.suffix == GGUF and place.is_file()
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

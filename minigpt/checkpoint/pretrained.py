@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt import norms
-from minigpt.checkpoint.contents import Files, local_place, read_stable
+from minigpt.checkpoint.contents import Files, is_gguf, local_place, read_stable
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.read import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting
 from minigpt.engine import accelerate
@@ -116,7 +116,7 @@ def load_norms(
         require_own_parameters(site, norm)
     place = local_place(source, revision=revision, local_files_only=local_files_only)
     parameters = norm_parameters(model)
-    tensors = read_stable(place, _tensors_of)
+    tensors = read_stable(place, tensors_of)
     shared = {name: tensors[name] for name in parameters if name in tensors}
     require_fitting(shared, parameters, place)
     with torch.no_grad():
@@ -125,7 +125,12 @@ def load_norms(
     return list(parameters)
 
 
-def _tensors_of(files: Files) -> dict[str, Tensor]:
+def tensors_of(files: Files) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors by our names; those of another architecture keep theirs.
+
+    Raises:
+        CheckpointError: if files are missing or damaged.
+    """
     source_tensors, _ = files.tensors()
     _, tensors = converted(source_tensors, files.place)
     return tensors
@@ -204,6 +209,8 @@ def describe_checkpoint(files: Files, known_ids: int = 0) -> dict[str, Any]:
 
 def _format_of(checkpoint: Checkpoint, files: Files) -> str:
     """Return "Hugging Face, model.safetensors", or the first of several files and the last."""
+    if is_gguf(files.place):
+        return f"GGUF, {files.place.name}"
     weights = files.weights()
     words = f"{checkpoint.form.name}, {weights[0].name}"
     if len(weights) > 1:

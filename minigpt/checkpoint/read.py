@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.contents import CONFIG, FileContent, Files, quantized
+from minigpt.checkpoint.contents import CONFIG, FileContent, Files, is_gguf, quantized
 from minigpt.checkpoint.formats import FORMATS, Format, Tensors, same_values
 from minigpt.checkpoint.norms import PLAIN_FORM, Pairs, is_frozen, split_norms, unscaled
 from minigpt.choices import DTYPE_NAMES
@@ -59,8 +59,8 @@ def read_checkpoint(files: Files, known_ids: int = 0, content: FileContent | Non
     source_tensors, trainer_fields = content or files.tensors()
     form, tensors = converted(source_tensors, files.place)
     fields, origin = files.config, files.folder / CONFIG  # which goes before the config that a trainer's file carries
-    if fields is None:
-        fields, origin = trainer_fields, files.place
+    if fields is None or is_gguf(files.place):
+        fields, origin = fields or trainer_fields, files.place
     if fields is None:
         where = " in its folder" if files.place.is_file() else ""
         raise CheckpointError(f"{files.place} has no {CONFIG}{where}")

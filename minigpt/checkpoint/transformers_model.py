@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from minigpt.checkpoint.contents import CONFIG, quantized, require_no_adapter
+from minigpt.checkpoint.contents import CONFIG, Files, is_gguf, quantized, require_no_adapter
 from minigpt.checkpoint.offloading import can_round_later, device_map_of, may_take, round_like, watched_weights
 from minigpt.checkpoint.sizes import check_counts, check_memory
 from minigpt.errors import CheckpointError, MiniGPTError, is_about_memory, listing, raised
@@ -91,6 +91,8 @@ def load_with_transformers(
         watched_weights(loaded[0], place)
         return loaded
 
+    if is_gguf(place):
+        place = Files.at(place).folder
     if place.is_file():
         raise CheckpointError(f"{place} is a file; an architecture other than GPT-2 is opened from its folder")
     require_no_adapter(place)

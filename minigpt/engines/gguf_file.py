@@ -1,60 +1,96 @@
-"""The metadata of a GGUF file against its tensors: llama.cpp ends the process where they contradict each other."""
+"""GGUF files: metadata that are held against the tensors, and the tensors dequantized."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from minigpt.engines.engine import load_package
 
 
-def check_metadata(file: Path) -> None:
-    """Check the sizes in a GGUF file.
+class Metadata:
+    """The metadata of a GGUF file, by their keys there: None for a key that the file lacks.
+
+    llama.cpp ends the process where sizes contradict the tensors, so they are checked first.
 
     Raises:
         ConfigError: if the package gguf is not installed.
         Exception: of any kind, if the file is damaged, or a size contradicts a tensor; the message says which.
     """
-    gguf = load_package("gguf", "gguf")
 
-    class Reader(gguf.GGUFReader):
-        def _get(self, offset: int, *how: Any, **more: Any) -> Any:
-            if offset >= len(self.data):  # else it counts on to what a length says
-                raise ValueError("it ends before its metadata do")
-            return super()._get(offset, *how, **more)
+    def __init__(self, file: Path) -> None:
+        gguf = load_package("gguf", "gguf")
 
-    reader = Reader(file)
-    if (_metadata(reader, "split.count") or 1) > 1:  # other files have the other tensors
-        return
-    shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}  # the length of a row first
-    if "token_embd.weight" not in shapes:
-        raise ValueError("it has no token_embd.weight")
-    width, vocabulary = shapes["token_embd.weight"]
-    sizes = {"embedding_length": width}
-    if "position_embd.weight" in shapes:
-        sizes["context_length"] = shapes["position_embd.weight"][1]
-    blocks = [int(number) for name in shapes for number in re.findall(r"^blk\.(\d+)\.", name)]
-    if blocks:
-        sizes["block_count"] = max(blocks) + 1
-    architecture = _metadata(reader, "general.architecture")
-    for name, size in sizes.items():
-        stated = _metadata(reader, f"{architecture}.{name}")
-        if stated != size:
-            raise ValueError(f"its {name} is {stated}, and its tensors have {size}")
-    tokens = reader.get_field("tokenizer.ggml.tokens")
-    if tokens is not None and len(tokens.data) != vocabulary:
-        raise ValueError(f"it names {len(tokens.data)} tokens, and its embedding has {vocabulary}")
-    if not any(re.match(r"blk\.\d+\.attn_(q|qkv)\.", name) for name in shapes):
-        return
-    heads = _metadata(reader, f"{architecture}.attention.head_count")
-    groups = _metadata(reader, f"{architecture}.attention.head_count_kv")
-    if reader.get_field(f"{architecture}.attention.key_length") is not None and heads:
-        width = heads  # a head's width is its own
-    for name, whole, part in (("head_count", width, heads), ("head_count_kv", heads, groups)):
-        if isinstance(part, int) and (part < 1 or whole % part != 0):
-            raise ValueError(f"its {name} is {part}, which does not divide {whole}")
+        class Reader(gguf.GGUFReader):
+            def _get(self, offset: int, *how: Any, **more: Any) -> Any:
+                if offset >= len(self.data):  # else it counts on to what a length says
+                    raise ValueError("it ends before its metadata do")
+                return super()._get(offset, *how, **more)
 
+        self.reader = Reader(file)
+        if (self["split.count"] or 1) == 1:  # other files have the other tensors
+            self._check()
 
-def _metadata(reader: Any, key: str) -> Any:
-    """Return a value of the metadata; None without it."""
-    field = reader.get_field(key)
-    return None if field is None else field.contents()
+    def __getitem__(self, key: str) -> Any:
+        field = self.reader.get_field(key)
+        if field is None:
+            return None
+        value = field.contents()
+        is_float32 = field.types[0] is load_package("gguf", "gguf").GGUFValueType.FLOAT32
+        return float(str(np.float32(value))) if is_float32 else value  # 1e-05, and not 9.99999974738e-06
+
+    @property
+    def value_count(self) -> int:
+        """The number of values in all tensors."""
+        return sum(int(tensor.n_elements) for tensor in self.reader.tensors)
+
+    def types(self) -> dict[str, str]:
+        """Return the names of the tensors' types, as "Q4_K"."""
+        return {tensor.name: tensor.tensor_type.name for tensor in self.reader.tensors}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors by their names in the file, in float32.
+
+        Raises:
+            ValueError: if a type is not known, or a tensor is named twice.
+        """
+        quants = load_package("gguf.quants", "gguf")
+        for tensor in self.reader.tensors:
+            try:
+                values = quants.dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError as error:
+                raise ValueError(f"{tensor.name} is of the type {tensor.tensor_type.name}: {error}") from error
+            yield tensor.name, torch.from_numpy(np.array(values, np.float32))
+
+    def _check(self) -> None:
+        shapes = {tensor.name: tensor.shape.tolist() for tensor in self.reader.tensors}  # the length of a row first
+        if "token_embd.weight" not in shapes:
+            raise ValueError("it has no token_embd.weight")
+        width, vocabulary = shapes["token_embd.weight"]
+        sizes = {"embedding_length": width}
+        if "position_embd.weight" in shapes:
+            sizes["context_length"] = shapes["position_embd.weight"][1]
+        blocks = [int(number) for name in shapes for number in re.findall(r"^blk\.(\d+)\.", name)]
+        if blocks:
+            sizes["block_count"] = max(blocks) + 1
+        architecture = self["general.architecture"]
+        for name, size in sizes.items():
+            stated = self[f"{architecture}.{name}"]
+            if stated != size:
+                raise ValueError(f"its {name} is {stated}, and its tensors have {size}")
+        tokens = self.reader.get_field("tokenizer.ggml.tokens")
+        if tokens is not None and len(tokens.data) != vocabulary:
+            raise ValueError(f"it names {len(tokens.data)} tokens, and its embedding has {vocabulary}")
+        if not any(re.match(r"blk\.\d+\.attn_(q|qkv)\.", name) for name in shapes):
+            return
+        heads = self[f"{architecture}.attention.head_count"]
+        groups = self[f"{architecture}.attention.head_count_kv"]
+        if self.reader.get_field(f"{architecture}.attention.key_length") is not None and heads:
+            width = heads  # a head's width is its own
+        for name, whole, part in (("head_count", width, heads), ("head_count_kv", heads, groups)):
+            if isinstance(part, int) and (part < 1 or whole % part != 0):
+                raise ValueError(f"its {name} is {part}, which does not divide {whole}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from minigpt.choices import check_option
 from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, setting
-from minigpt.engines.gguf_file import check_metadata
+from minigpt.engines.gguf_file import Metadata
 from minigpt.errors import CheckpointError, ConfigError
 
 LONGEST_CONTEXT = 4096  # tokens for which a cache is made, where the caller does not say how many
@@ -61,7 +61,7 @@ class LlamaCppModel(Engine):
         self.lib = lib = load_package("llama_cpp", "gguf", needs="llama-cpp-python")
         super().__init__(check_exists(file), "llama-cpp-python", "llama.cpp")
         with self.opening():
-            check_metadata(self.file)
+            Metadata(self.file)
         _listen(lib)
         of_model = lib.llama_model_default_params()
         how = lib.llama_context_default_params()

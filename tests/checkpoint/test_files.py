@@ -77,16 +77,18 @@ def test_a_folder_and_a_bare_file_are_themselves(folder: Path, monkeypatch: pyte
     assert Files.at(folder).weights() == Files.at(file).weights() == [file]
 
 
-@pytest.mark.parametrize("source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors"])
+@pytest.mark.parametrize(
+    "source", ["./nothing", "/nothing", "~/nothing", "a/b/c", "nothing.safetensors", "nothing.gguf"]
+)
 def test_what_can_only_be_a_path_is_not_looked_for_in_the_hub(source: str) -> None:
     with pytest.raises(CheckpointError, match=f"^there is no directory or file of weights {source}$"):
         local_place(source)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=r"model\.gguf must be a directory or a \.safetensors, .* file"):
-        local_place(tmp_path / "model.gguf")
+    (tmp_path / "model.npz").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"model\.npz must be a directory or a \.safetensors, .* file"):
+        local_place(tmp_path / "model.npz")
 
 
 # A folder that is saved to while it is read.

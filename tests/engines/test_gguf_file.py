@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from minigpt.engines.gguf_file import check_metadata
+from minigpt.engines.gguf_file import Metadata
 
 SIZES = {"embedding_length": 32, "block_count": 2, "context_length": 64}
 
@@ -34,8 +34,8 @@ def written(file: Path, *, tokens: int = 96, heads: int = 4, heads_kv: int | Non
 
 
 def test_a_file_that_agrees_is_taken(tmp_path: Path) -> None:
-    check_metadata(written(tmp_path / "file.gguf"))
-    check_metadata(written(tmp_path / "grouped.gguf", heads=4, heads_kv=2))
+    Metadata(written(tmp_path / "file.gguf"))
+    Metadata(written(tmp_path / "grouped.gguf", heads=4, heads_kv=2))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_file_that_agrees_is_taken(tmp_path: Path) -> None:
 )
 def test_a_size_that_contradicts_a_tensor(change: dict[str, int], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        check_metadata(written(tmp_path / "file.gguf", **change))
+        Metadata(written(tmp_path / "file.gguf", **change))
 
 
 def test_a_length_beyond_the_end_of_the_file_takes_no_memory(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_length_beyond_the_end_of_the_file_takes_no_memory(tmp_path: Path) -> 
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + array_of_bytes
     (tmp_path / "file.gguf").write_bytes(header + b"\0" * 100)
     with pytest.raises(ValueError, match="it ends before its metadata do"):
-        check_metadata(tmp_path / "file.gguf")
+        Metadata(tmp_path / "file.gguf")
 
 
 def test_every_truncation_is_an_error(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_every_truncation_is_an_error(tmp_path: Path) -> None:
     for size in range(0, len(whole), 199):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         with pytest.raises(Exception):  # noqa: B017, PT011 (whatever the package raises)
-            check_metadata(tmp_path / "cut.gguf")
+            Metadata(tmp_path / "cut.gguf")
