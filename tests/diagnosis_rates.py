@@ -69,9 +69,7 @@ def result_of(ratio: float, found: list[Diagnosed], expected: tuple[str, ...]) -
 
 def singles(original: Original, dtype: torch.dtype) -> dict[str, Row]:
     rows = {}
-    for words, settings in planted.single_plants(
-        original.truth.facts.shape.n_embd, original.truth.facts.shape.vocab_size
-    ):
+    for words, settings in planted.single_plants(original.truth):
         program = planted.Program(original.truth.facts.place, dtype, **settings)
         ratio, seconds, found = diagnose(original, lambda ids, program=program: program(ids))
         rows[words] = row(ratio, seconds, found, result_of(ratio, found, (words,)))

@@ -41,8 +41,12 @@ RIGHT: dict[str, Any] = {
     "transposed": (),
     "reshaped": (),
     "no_bias": (),
+    "at_block": None,  # where weights are transposed, reshaped or left out; everywhere by default
     "positions": 0,
     "position_factor": 1.0,
+    "behind": None,  # positions behind the prompt: a function of positions and its length
+    "padded": False,  # whether positions count the padding up to the longest prompt
+    "prompts": (),
     "token_factor": 1.0,
     "blocks": None,
     "id_shift": 0,
@@ -82,6 +86,8 @@ class Program:
         rounds = self.s["round_weights"]
         for name, x in self.w.items():
             layer = name.split(".", 2)[-1].rsplit(".", 1)[0]
+            if self.s["at_block"] is not None and not name.startswith(f"h.{self.s['at_block']}."):
+                layer = ""
             if name.endswith("bias") and layer in self.s["no_bias"]:
                 self.w[name] = torch.zeros_like(x)
             if name.endswith("weight") and layer in self.s["transposed"]:
@@ -101,7 +107,7 @@ class Program:
         if s["begin"] is not None:
             ids = torch.cat([torch.tensor([s["begin"]]), ids])
         x = w["wte.weight"][ids] * s["token_factor"]
-        x = x + self.position(len(ids)) * s["position_factor"]
+        x = x + self.position(ids) * s["position_factor"]
         for block in self.order():
             x = self.block(x, f"h.{block}")
         for _ in range(s["last_norm"]):
@@ -133,12 +139,21 @@ class Program:
             return logits.roll(1, -1)
         return logits
 
-    def position(self, seq: int) -> Tensor:
-        start = self.s["positions"]
+    def position(self, ids: Tensor) -> Tensor:
+        start, seq = self.s["positions"], len(ids)
         table = self.w["wpe.weight"]
         if start == "zero":
             return table[torch.zeros(seq, dtype=torch.long)]
-        return table[(torch.arange(seq) + start).clamp(max=len(table) - 1)]
+        if start == "last":
+            return table[torch.full((seq,), seq - 1)]
+        places = torch.arange(seq) + start
+        prompts = [prompt for prompt in self.s["prompts"] if prompt == ids[: len(prompt)].tolist()]
+        if self.s["behind"] is not None and prompts:
+            length = len(prompts[0])
+            places[length:] = self.s["behind"](places[length:], length)
+        if self.s["padded"] and prompts:
+            places += max(map(len, self.s["prompts"])) - len(prompts[0])
+        return table[places.clamp(max=len(table) - 1)]
 
     def order(self) -> list[int]:
         layers = list(range(self.config["n_layer"]))
@@ -350,8 +365,17 @@ def ggml(bits: int):
     return rounds
 
 
-def single_plants(width: int, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield mistakes: words that its name must have, and the settings that make it."""
+def single_plants(truth: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield mistakes of an original: words that its name must have, and the settings that make it."""
+    width, size = truth.facts.shape.n_embd, truth.facts.shape.vocab_size
+    prompts = [prompt.prompt for prompt in truth.texts.prompts]
+    yield "position 0 for every token behind", {"behind": lambda places, length: 0 * places, "prompts": prompts}
+    yield "positions from 0 again", {"behind": lambda places, length: places - length, "prompts": prompts}
+    yield "prompt's last position", {"behind": lambda places, length: 0 * places + length - 1, "prompts": prompts}
+    yield "count the padding", {"padded": True, "prompts": prompts}
+    yield "last position for every token", {"positions": "last"}
+    yield "attn.c_proj not transposed in h.1 alone", {"transposed": ("attn.c_proj",), "at_block": 1}
+    yield "no bias in mlp.c_fc in h.0 alone", {"no_bias": ("mlp.c_fc",), "at_block": 0}
     yield "exact GELU", {"act": "erf"}
     yield "sigmoid", {"act": "sigmoid"}
     yield "ReLU", {"act": "relu"}
@@ -470,6 +494,10 @@ PAIRS = (
     ({"logits": "log"}, {"act": "sigmoid"}, "log-probabilities", "sigmoid"),
     ({"swap_norms": True}, {"positions": 1}, "ln_1 and ln_2 exchanged", "positions from 1"),
     ({"round_weights": half}, {"act": "sigmoid"}, "rounded to float16", "sigmoid"),
+    ({"wiring": "post"}, {"last_norm": 0}, "post-norm", "no last norm"),
+    ({"mask": "none"}, {"scale": "none"}, "no causal mask", "not scaled"),
+    ({"ddof": 1}, {"eps_outside": True}, "n - 1", "std + eps"),
+    ({"ddof": 1, "eps_outside": True}, {"eps": 1e-3}, "n - 1", "std + eps", "eps 0.001"),
 )
 
 

@@ -110,7 +110,9 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
 def text_of(truth: Truth, runner: Runner, sample: Sample) -> Text:
     logits = runner.logits(sample).double()
     logits = logits.masked_fill(logits.isinf(), torch.nan)
-    return Text(truth.tensor(sample.ids), logits, truth.logits(sample).double())
+    longest = max(prompt.new_from for prompt in truth.texts.prompts)
+    padding = max(0, longest - sample.new_from)
+    return Text(truth.tensor(sample.ids), logits, truth.logits(sample).double(), sample.new_from, padding)
 
 
 def check_network(truth: Truth, network: Network, text: Text) -> None:

@@ -4,6 +4,7 @@ T tokens, V vocabulary.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +26,15 @@ class Text:
         ids: (1, T).
         logits: the program's (T, V), in float64, NaN where it has none.
         truth: of the right model (T, V), in float64.
+        new_from: the length of the prompt, behind which the text was written.
+        padding: how many tokens the prompt is shorter than the longest.
     """
 
     ids: Int[Tensor, "1 seq"]
     logits: Float[Tensor, "seq vocab"]
     truth: Float[Tensor, "seq vocab"]
+    new_from: int = sys.maxsize
+    padding: int = 0
 
 
 class Network:
@@ -70,7 +75,7 @@ class Network:
             ids = mistake.ids(ids)
         if ids.shape[1] > self.most:
             return torch.full_like(text.truth[:rows], torch.nan)
-        with Swaps() as swaps:
+        with Swaps(text.new_from, text.padding) as swaps:
             for mistake in sorted(mistakes, key=moves_blocks):
                 mistake.put(self.model, swaps)
             logits = self.run(ids)

@@ -6,18 +6,27 @@ T tokens, V vocabulary, N mistakes.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
 
 from minigpt.judge.evidence import Network, Prediction, Sums, Text, finished, predict
 from minigpt.judge.head import enough, left_by_a_head
-from minigpt.judge.mistakes import Mistake
+from minigpt.judge.mistakes import Mistake, Part
 from minigpt.judge.mistakes.text import centred
 from minigpt.judge.precision import precision_of
 from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
+from minigpt.shape import Shape
 
+TOGETHER = (  # mistakes that people make together, and whose effects need not add up
+    (Part.SPREAD, Part.DIVISOR),
+    (Part.SPREAD, Part.EPS),
+    (Part.DIVISOR, Part.EPS),
+    (Part.SPREAD, Part.DIVISOR, Part.EPS),
+    (Part.WIRING, Part.LAST_NORM),
+    (Part.SCALE, Part.MASK),
+)
 OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
 
 
@@ -25,7 +34,8 @@ OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
 class Limits:
     """The numbers that decide a diagnosis. Of the noise floor, if nothing else is said."""
 
-    rows: int = 16  # of a text's beginning on which every mistake is tried: more tell no more, and take longer
+    rows: int = 16  # of a text on which every mistake is tried: more tell no more, and take longer
+    after: int = 8  # of these from the first one on that is off
     columns: int = 4096  # logits of a position that are compared there: a vocabulary has many like them
     slack: float = 1.5  # the noise of one text may be so many times that of all
     invisible: float = 0.1  # an effect that is smaller cannot be seen
@@ -33,6 +43,7 @@ class Limits:
     finals: int = 6  # mistakes that are compared on all texts, which takes longest
     bases: int = 2  # nearest mistakes on top of which the logits are changed or fitted
     pair_work: float = 1e11  # weights times tokens times pairs of the nearest mistakes: some minutes
+    kind_work: float = 3e11  # the same of pairs by kind, and of mistakes in one block alone
     firsts: int = 5  # nearest mistakes with which others are tried
     added: int = 24  # pairs whose effects add up to the error best: a sum of effects is near that of both
     smallest_effect: float = 1 / 8  # of a second mistake alone, over what the first one leaves
@@ -78,21 +89,22 @@ class Noise:
 
 
 class Screen:
-    """Effects of mistakes on the beginning of the shortest text, without the mean of each position."""
+    """Effects of mistakes on some rows of a text, up to ``end``, without the mean of each position."""
 
-    def __init__(self, network: Network, text: Text, rows: int) -> None:
-        self.network, self.text, self.rows = network, text, rows
+    def __init__(self, network: Network, text: Text, end: int) -> None:
+        self.network, self.text, self.end = network, text, end
         columns = text.truth.shape[-1]
         self.step = max(1, columns // LIMITS.columns)
-        self.right = self._flat(text.truth[:rows])
-        self.error = (self._flat(text.logits[:rows]) - self.right).float()
+        self.right = self._flat(text.truth[:end])
+        self.error = (self._flat(text.logits[:end]) - self.right).float()
         self.known = ~self.error.isnan()
         self.error = self.error[self.known]
         self.effects: dict[Mistake, Tensor] = {}
         self.distances: dict[tuple[Mistake, ...], float] = {(): _rms(self.error)}
 
     def _flat(self, logits: Tensor) -> Tensor:
-        return centred(logits)[:, :: self.step].flatten()  # a shift of all logits changes no probability
+        rows = logits[max(0, self.end - LIMITS.rows) :]
+        return centred(rows)[:, :: self.step].flatten()  # a shift of all logits changes no probability
 
     def add(self, mistake: Mistake) -> None:
         """Put a mistake into the network."""
@@ -108,12 +120,9 @@ class Screen:
 
     def _effect(self, mistakes: Sequence[Mistake]) -> Tensor:
         """Return what mistakes do to the truth."""
-        logits = self.network.logits(mistakes, self.text, self.rows)
+        logits = self.network.logits(mistakes, self.text, self.end)
         difference = self._flat(logits) - self.right
         return difference[self.known].float().nan_to_num(torch.inf)
-
-
-Pair = tuple[Mistake, Mistake]
 
 
 def distance_of(prediction: Prediction) -> float:
@@ -148,7 +157,7 @@ class MistakeSearch:
         self.network, self.texts, self.noise, self.say = network, texts, noise, say
         self.weights, self.longer = weights, longer
         self.table = list(table)
-        self.screen = Screen(network, texts[0], min(LIMITS.rows, texts[0].ids.shape[1]))
+        self.screen = Screen(network, *self._shown())
         self.right = Prediction((), texts, [text.truth for text in texts])
         self.predictions: dict[tuple[Mistake, ...], Prediction] = {(): self.right}
         self.own_noises: dict[tuple[Mistake, ...], float] = {}
@@ -160,6 +169,7 @@ class MistakeSearch:
         explanations: list[Callable[[], list[Diagnosed] | None]] = [
             self._by_one,
             self._by_two,
+            self._by_one_in_one_block,
             self._by_precision,
             self._by_another_head,
             self._by_two_in_part,
@@ -176,6 +186,15 @@ class MistakeSearch:
 
     def _by_two(self) -> list[Diagnosed] | None:
         return self._told(self.nearest_pairs) if self._is_explained(self.nearest_pairs) else None
+
+    def _by_one_in_one_block(self) -> list[Diagnosed] | None:
+        """Explain the error by a mistake in the weights of one block alone."""
+        blocks = range(Shape.of(self.network.model.config).n_layer)
+        of_weights = [mistake for mistake in self.singles if mistake.part is Part.WEIGHTS]
+        most = self._most(LIMITS.kind_work) // max(1, len(blocks))
+        alone = [(mistake.in_block(number),) for mistake in of_weights[:most] for number in blocks]
+        nearest = self._near(sorted(alone, key=self._distance_of))
+        return self._told(nearest) if self._is_explained(nearest) else None
 
     def _by_precision(self) -> list[Diagnosed] | None:
         return [] if self.is_like_a_half and not self.is_mostly_of_mistakes else None
@@ -215,6 +234,21 @@ class MistakeSearch:
         is_large = self._falls(nearest) >= LIMITS.certain and abs(nearest.share - 1) <= LIMITS.whole / 2
         is_large = is_large and nearest.distance <= LIMITS.remnant * self.noise.scale
         return self._told(self.nearest) if is_large or self._leaves_a_half(nearest) else None
+
+    def _shown(self) -> tuple[Text, int]:
+        """Return the first text that is off, and the end of the rows that show it."""
+        most = LIMITS.certain * self.noise.least
+        for text in self.texts:
+            errors = (text.logits - text.truth).square().mean(-1).sqrt()  # (T)
+            is_off = ~(errors <= most)
+            if is_off.any():
+                end = max(LIMITS.rows, int(is_off.long().argmax()) + LIMITS.after)
+                return text, min(end, len(errors))
+        return self.texts[0], min(LIMITS.rows, len(self.texts[0].truth))
+
+    def _most(self, work: float) -> int:
+        """Return how many times the network may read the rows of the screen."""
+        return int(work / (self.weights * self.screen.end))
 
     @property
     def is_like_a_half(self) -> bool:
@@ -257,11 +291,12 @@ class MistakeSearch:
         return chosen
 
     @cached_property
-    def pairs(self) -> list[Pair]:
-        """Pairs of mistakes within the network, the nearest first.
+    def pairs(self) -> list[tuple[Mistake, ...]]:
+        """Pairs of mistakes within the network, and three mistakes in norms, the nearest first.
 
         Tried are those whose effects, each measured alone, add up to the error best: of all, and of each of the nearest
         mistakes. With the nearest one every other is tried whose effect is about as large as what is left of the error.
+        Those that people make together are tried whatever their effects are.
         """
         singles = self.singles
         if len(singles) < 2:
@@ -271,12 +306,11 @@ class MistakeSearch:
         numbers = list(combinations(range(len(singles)), 2))
         firsts, seconds = torch.tensor(numbers).T
         order = added[firsts, seconds].argsort()[: LIMITS.added].tolist()
-        tried: dict[Pair, None] = {}
+        tried: dict[tuple[Mistake, ...], None] = {}
         for number in order:
             first, second = numbers[number]
             self._try_with(singles[first], [singles[second]], tried)
-        work = self.weights * self.screen.rows * LIMITS.added
-        most = max(1, min(LIMITS.firsts, int(LIMITS.pair_work / work)))
+        most = max(1, min(LIMITS.firsts, self._most(LIMITS.pair_work) // LIMITS.added))
         for number in range(min(most, len(singles))):
             others = added[number].argsort()[: LIMITS.added].tolist()
             self._try_with(singles[number], [singles[other] for other in others], tried)
@@ -284,9 +318,20 @@ class MistakeSearch:
         left = self.screen.distance(nearest)
         others = [other for other in singles if not other.error and self._may_leave(other, left)]
         self._try_with(nearest, [*others, *self._roundings(left)], tried)
+        for mistakes in self._made_together()[: self._most(LIMITS.kind_work)]:
+            if mistakes[::-1] not in tried:
+                tried[mistakes] = None
         return sorted(tried, key=self._distance_of)
 
-    def _try_with(self, first: Mistake, others: Sequence[Mistake], tried: dict[Pair, None]) -> None:
+    def _made_together(self) -> list[tuple[Mistake, ...]]:
+        """Return mistakes of the parts that people get wrong together."""
+        together = []
+        for parts in TOGETHER:
+            members = [[mistake for mistake in self.table if mistake.part is part] for part in parts]
+            together += product(*members)
+        return together
+
+    def _try_with(self, first: Mistake, others: Sequence[Mistake], tried: dict[tuple[Mistake, ...], None]) -> None:
         """Add pairs with a first mistake to those that are tried."""
         for second in others:
             both_move_blocks = first.moves_blocks and second.moves_blocks  # the numbers of the second would be others

@@ -29,7 +29,7 @@ from minigpt.judge.precision import errors_of, read_in_other_dtypes
 from minigpt.judge.reading import Reading, Sample, Scored
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import OurRunner, Runner
-from minigpt.judge.texts import Prompts, Texts, read_texts
+from minigpt.judge.texts import Prompts, Texts, notes_on_length, read_texts
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
 from minigpt.norms.foreign.locate import file_of
@@ -198,6 +198,8 @@ def _read_rounded(
         say("transformers in other dtypes")
         other_dtypes = read_in_other_dtypes(reference.computing_in, facts, prompts)
     notes = [*facts.notes, *note_on_left_out(reference.model)]
+    if not reference.is_gpt2:
+        notes += notes_on_length(reference.model.config, texts, facts.shape)
     if unread := [site for site in host.sites if site not in places]:
         notes.append(f"No prompt reaches {listing(unread)}: no norm is judged there. A longer prompt may reach it.")
     facts = dataclasses.replace(

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -192,6 +192,49 @@ def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Sample]:
         for start in range(0, len(rest), length):
             windows.append(Sample.whole(rest[start : start + length]))
     return windows
+
+
+def notes_on_length(config: Any, texts: Texts, shape: Shape) -> list[str]:
+    """Return what the texts are too short to show: windows of attention, and scaled rotary positions.
+
+    Args:
+        config: of transformers.
+    """
+    longest = max(len(sample.ids) for sample in texts.all)
+    notes = []
+    for part, length in lengths_of(config.get_text_config()).items():
+        if longest > length or length > shape.n_positions:
+            continue
+        way = "no text that the judge reads is longer"
+        if length < shape.window:
+            way = "--text FILE with more tokens shows it"
+        elif length < min(shape.n_positions, MOST_PROMPT // shape.vocab_size):
+            way = "--prompts FILE with a longer prompt shows it"
+        notes.append(
+            f"This model has {part}, and the texts have {longest:,} positions at most, so a fault beyond is not "
+            f"judged; {way}."
+        )
+    return notes
+
+
+def lengths_of(config: Any) -> dict[str, int]:
+    """Return the lengths of text beyond which a model of transformers computes something else, by their words."""
+    lengths: dict[str, int] = {}
+    types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    layers = " ".join(types or ["sliding", "chunked"])
+    for kind, name in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size"), ("local", "window_size")):
+        window = getattr(config, name, None)
+        if window and kind in layers and getattr(config, "use_sliding_window", True):
+            lengths[f"a window of {window:,} positions"] = window
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for scaling in [rope, *rope.values()]:  # some have one for each type of layer
+        if not isinstance(scaling, dict):
+            continue
+        kind = scaling.get("rope_type", scaling.get("type"))
+        if kind in ("dynamic", "yarn", "longrope", "su", "llama3"):
+            length = scaling.get("original_max_position_embeddings") or config.max_position_embeddings
+            lengths[f"rope scaling ({kind}) for more than {length:,} positions"] = int(length)
+    return lengths
 
 
 def file_windows(ids: list[int], config: Shape) -> list[Sample]:

@@ -179,7 +179,7 @@ def diagnosis_lines(report: ReportFields) -> list[str]:
     ratio = brief(last.ratio)
     if last.explains:
         kind = "model" if report.bitwise is None else "GPT-2"
-        put = f"With {'that' if len(rows) == 1 else 'both'} put into the original"
+        put = f"With {('that', 'both', 'all three')[len(rows) - 1]} put into the original"
         agree = f"{put}, the logits agree to {ratio} times transformers' own error."
         return [" ".join([f"It is this {kind} with {names}.", agree, *(row.cure for row in rows if row.cure)])]
     fall = f"With {names} the error falls from {brief(report.logits.ratio)} to {ratio} times transformers' own"

@@ -25,7 +25,11 @@ from minigpt.report.sentences import diagnosis_lines, precision_line, sentences
 from minigpt.shape import Shape
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
-QUICK = ("exact GELU", "no causal mask", "log-probabilities")
+QUICK = (
+    "exact GELU", "no causal mask", "log-probabilities", "positions from 0 again", "count the padding",
+    "attn.c_proj not transposed in h.1 alone",
+)  # fmt: skip
+TOGETHER = planted.PAIRS[-4:]  # their effects do not add up
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +44,7 @@ def judged(original: minigpt.Original, dtype: torch.dtype = torch.float32, **set
 
 @pytest.mark.parametrize("words", QUICK)
 def test_a_planted_mistake_is_named_and_no_other(original: minigpt.Original, words: str) -> None:
-    shape = original.truth.facts.shape
-    settings = dict(planted.single_plants(shape.n_embd, shape.vocab_size))[words]
+    settings = dict(planted.single_plants(original.truth))[words]
     report = judged(original, **settings)
     assert report.diagnosis is not None
     (found,) = report.diagnosis
@@ -64,6 +67,18 @@ def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) ->
     assert "Write arange(T) in place of arange(1, T + 1)." in sentence
     first = next(number for number, line in enumerate(sentences(report)) if line.startswith("It is this GPT-2"))
     assert first == 1
+
+
+@pytest.mark.parametrize("pair", TOGETHER, ids=lambda pair: " and ".join(pair[2:]))
+def test_mistakes_that_people_make_together_are_named(pair: tuple[Any, ...]) -> None:
+    original = minigpt.Original("demo", device="cpu")
+    first, second, *words = pair
+    report = judged(original, **first, **second)
+    assert report.diagnosis is not None
+    named = " and ".join(found.mistake for found in report.diagnosis)
+    assert len(report.diagnosis) == len(words)
+    assert all(word in named for word in words)
+    assert report.diagnosis[-1].explains
 
 
 def test_a_tied_pair_repeats_no_mistake() -> None:
@@ -116,7 +131,7 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
         search.screen.add(mistake)
     search.singles = [*moving, search.table[0]]
     assert search.pairs
-    assert all(not (first.moves_blocks and second.moves_blocks) for first, second in search.pairs)
+    assert all(sum(mistake.moves_blocks for mistake in mistakes) < 2 for mistakes in search.pairs)
 
 
 def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> None:
@@ -232,7 +247,7 @@ def test_every_mistake_is_taken_out_again(folder: Path) -> None:
     weights = {name: id(parameter) for name, parameter in model.named_parameters()}
     effects = {}
     for mistake in mistakes_of(model):
-        with Swaps() as swaps:
+        with Swaps(new_from=4, padding=2) as swaps:
             mistake.put(model, swaps)
             effects[mistake] = (model(mistake.ids(ids)), mistake)
     assert torch.equal(model(ids), before)
@@ -325,9 +340,7 @@ IN_THE_NOISE = "int8, a scale for each input"
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
     original = minigpt.Original("demo", device="cpu", dtype=dtype)
-    for words, settings in planted.single_plants(
-        original.truth.facts.shape.n_embd, original.truth.facts.shape.vocab_size
-    ):
+    for words, settings in planted.single_plants(original.truth):
         report = judged(original, getattr(torch, dtype), **settings)
         if report.logits.ratio <= 2:
             continue

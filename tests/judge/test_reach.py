@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import architectures
 import pytest
 import torch
 from judgements import PROMPTS
@@ -14,11 +15,13 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt.judge.reading import Recorder
+from minigpt.judge.reading import Recorder, Sample
 from minigpt.judge.reference import Reference
 from minigpt.judge.rules import largest_jump
+from minigpt.judge.texts import Texts, lengths_of, notes_on_length
 from minigpt.report.fields import PlaceOff
 from minigpt.report.page import report_page
+from minigpt.shape import Shape
 
 DEMO = minigpt.Recipe("demo").place()
 
@@ -274,3 +277,39 @@ def test_the_worst_position_has_its_place(original: minigpt.Original) -> None:
     assert int(kl.argmax()) == worst.position
     text = original.truth.texts.decode(ids[0, : worst.position + 1].tolist())
     assert text.endswith(worst.text)
+
+
+# What the texts are too short to show
+
+
+def test_every_report_says_which_windows_and_scaled_positions_no_text_reaches(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    model = architectures.random_model("mistral", sliding_window=24, rope_parameters=scaling)
+    model.save_pretrained(tmp_path)
+    short = minigpt.Original(tmp_path, prompts=[[5, 17, 42]], max_new_tokens=4, device="cpu")
+    long = minigpt.Original(tmp_path, prompts=[[*range(1, 31)]], max_new_tokens=4, device="cpu")
+    for judged in (lambda ids: model(ids).logits, lambda ids: 2 * model(ids).logits):
+        report = short.judge(judged)
+        window, scaled = (note for note in report.notes if note.startswith("This model has "))
+        assert "a window of 24 positions" in window
+        assert "rope scaling (llama3) for more than 16 positions" in scaled
+        assert "--text FILE with more tokens shows it" in window
+        assert window in report_page(report)
+        assert window in report.to_dict()["notes"]
+        assert "a window of 24 positions" in " ".join(str(report).split())
+        assert not any(note.startswith("This model has ") for note in long.judge(judged).notes)
+
+
+def test_a_length_that_no_text_reaches_has_no_way_to_it() -> None:
+    config = architectures.config_of("mistral", sliding_window=4096, max_position_embeddings=8192)
+    for vocabulary, way in ((96, "--prompts FILE with a longer prompt shows it"), (2**20, "no text that the judge")):
+        config.vocab_size = vocabulary
+        (note,) = notes_on_length(config, Texts([Sample.whole([1, 2])], "1 list of ids"), Shape.of(config))
+        assert way in note
+    for name in architectures.ARCHITECTURES:
+        assert all(length > 1 for length in lengths_of(architectures.config_of(name)).values())
+    assert lengths_of(architectures.config_of("qwen2", use_sliding_window=False, sliding_window=8)) == {}
+    assert lengths_of(architectures.config_of("gemma3", layer_types=["full_attention"] * 2, sliding_window=8)) == {}

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from minigpt.judge.mistakes import attention, blocks, rounding, text, weights  # noqa: F401
-from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, Mistake, Swaps
+from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, Mistake, Part, Swaps
 from minigpt.judge.mistakes.norms import wrong_norms
 from minigpt.judge.mistakes.rounding import rounded_matrices
 from minigpt.shape import Shape
 
-__all__ = ["Mistake", "Swaps", "mistakes_of"]
+__all__ = ["Mistake", "Part", "Swaps", "mistakes_of"]
 
 
 def mistakes_of(model: Any) -> Iterator[Mistake]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Put, Swaps, as_given, mistake
+from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Part, Put, Swaps, as_given, mistake
 
 Heads = Float[Tensor, "batch heads seq head"]
 Scores = Float[Tensor, "batch heads seq seq"]
@@ -111,6 +111,7 @@ def step(
         family=words,
         is_causal=is_causal,
         cure=cure,
+        part=Part.MASK if name == "hide" else None,
         into=lambda function: in_attention(**{name: function}, **others),
     )
 
@@ -219,7 +220,7 @@ def scaling(words: str, factor: Callable[[int], float], **about: Any) -> Mistake
         for layer, block in enumerate(model.h):
             swaps.set(block.attn, "scale", block.attn.scale * factor(layer))
 
-    return Mistake(words, put, **about)
+    return Mistake(words, put, part=Part.SCALE, **about)
 
 
 @OF_GPT2.add

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Put, Swaps, mistake
+from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Part, Put, Swaps, mistake
 
 Step = Callable[[Any, Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ def reordered(step: Step) -> Put:
     return put
 
 
-blockwise = partial(mistake, into=reordered)
+blockwise = partial(mistake, into=reordered, part=Part.WIRING)
 
 
 @blockwise("norms after the residual (post-norm)")
@@ -218,12 +218,12 @@ def wrong_orders(config: Any) -> Iterator[Mistake]:
         yield ordered(f"blocks {layer - 1} and {layer} exchanged", exchanged)
 
 
-@mistake("no last norm")
+@mistake("no last norm", part=Part.LAST_NORM)
 def no_last_norm(model: Any, swaps: Swaps) -> None:
     swaps.set(model, "ln_f", nn.Identity())
 
 
-@mistake("the last norm twice")
+@mistake("the last norm twice", part=Part.LAST_NORM)
 def last_norm_twice(model: Any, swaps: Swaps) -> None:
     swaps.set(model, "ln_f", nn.Sequential(model.ln_f, model.ln_f))
 

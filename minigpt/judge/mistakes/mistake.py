@@ -4,8 +4,11 @@ B batch, T tokens, V vocabulary.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from jaxtyping import Float, Int
@@ -18,7 +21,16 @@ OfBoth = Callable[[Float[Tensor, "seq vocab"], Float[Tensor, "seq vocab"]], Floa
 
 
 class Swaps(contextlib.ExitStack):
-    """Changes of a model's attributes, which are undone in reverse order when the block ends. Nothing is copied."""
+    """Changes of a model's attributes, which are undone in reverse order when the block ends. Nothing is copied.
+
+    Args:
+        new_from: the length of the prompt that the model reads.
+        padding: how many tokens that prompt is shorter than the longest.
+    """
+
+    def __init__(self, new_from: int = sys.maxsize, padding: int = 0) -> None:
+        super().__init__()
+        self.new_from, self.padding = new_from, padding
 
     def set(self, owner: nn.Module, name: str, value: Any) -> None:
         """Give a module another attribute: a submodule, a Parameter, a method or a number."""
@@ -43,6 +55,19 @@ def as_given(x: Tensor) -> Tensor:
     return x
 
 
+class Part(Enum):
+    """What a mistake changes, where that decides what it is tried with."""
+
+    WIRING = auto()
+    LAST_NORM = auto()
+    SCALE = auto()
+    MASK = auto()
+    SPREAD = auto()
+    DIVISOR = auto()
+    EPS = auto()
+    WEIGHTS = auto()  # it may be in one block alone
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One part of a network computed in another way.
@@ -60,6 +85,7 @@ class Mistake:
         fit: of the logits and the program's own, where the mistake has numbers that only the program knows.
         rank: 1 for a mistake in a part of what another one is in, or with more numbers of its own.
         cure: "Write ... in place of ...", where that is one plain phrase.
+        part: what it changes; None if it is tried with others by its effect alone.
     """
 
     words: str
@@ -73,6 +99,15 @@ class Mistake:
     fit: OfBoth | None = None
     rank: int = 0
     cure: str = ""
+    part: Part | None = None
+
+    def in_block(self, number: int) -> "Mistake":
+        """Return the mistake in one block alone of those that it is in."""
+
+        def put(model: Any, swaps: Swaps) -> None:
+            self.put(SimpleNamespace(h=[model.h[number]]), swaps)
+
+        return replace(self, words=f"{self.words} in h.{number} alone", put=put, rank=1)
 
     @property
     def simplicity(self) -> tuple[int, int, str]:

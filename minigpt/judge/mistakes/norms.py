@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.host import host_of
-from minigpt.judge.mistakes.mistake import Mistake, Swaps
+from minigpt.judge.mistakes.mistake import Mistake, Part, Swaps
 from minigpt.norms.formulas import (
     AS_ONE_PLUS,
     AS_WEIGHT,
@@ -24,6 +24,8 @@ from minigpt.norms.formulas import (
 )
 from minigpt.norms.record import NormSite
 from minigpt.norms.registry import KINDS
+
+PARTS = {"spread": Part.SPREAD, "divisor": Part.DIVISOR, "eps": Part.EPS}  # whose common mistakes are made together
 
 
 class FormulaNorm(nn.Module):
@@ -70,7 +72,9 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
                 parts = getattr(norm, "parts", None) or right_parts(own.kind, own.eps or 0.0)
                 swaps.set(parent, name, FormulaNorm(norm, own.adds_one, {**parts, table: part}))
 
-        about = {"family": words, "cure": CURES.get(words, ""), "rank": len(sites) < len(known)}
+        about: dict[str, Any] = {"family": words, "cure": CURES.get(words, ""), "rank": len(sites) < len(known)}
+        if len(sites) == len(known) and (about["cure"] or table == "eps"):
+            about["part"] = PARTS.get(table)
         return Mistake(f"{words} in {place}", put, is_causal=table != "dims", **about)
 
     first = next(iter(known.values()))

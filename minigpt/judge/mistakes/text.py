@@ -88,6 +88,11 @@ def one_less(weight: Tensor, position_ids: Tensor) -> Tensor:
     return weight[position_ids - 1]
 
 
+@positioned("the last position for every token", is_causal=False)
+def all_last(weight: Tensor, position_ids: Tensor) -> Tensor:
+    return weight[position_ids.amax().expand_as(position_ids)]
+
+
 @positioned("positions in reverse", is_causal=False)
 def backwards(weight: Tensor, position_ids: Tensor) -> Tensor:
     return weight[position_ids.flip(-1)]
@@ -105,6 +110,46 @@ def waves(weight: Tensor, position_ids: Tensor) -> Tensor:
     powers = torch.arange(0, width, 2, dtype=weight.dtype, device=weight.device) / width
     angles = position_ids[..., None] * 10_000.0**-powers
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :width]
+
+
+# Positions of a text that is written token by token, or beside longer ones
+
+
+def behind_the_prompt(change: Callable[[Tensor, int], Tensor]) -> Put:
+    """Return what gives the tokens behind the prompt other positions."""
+
+    def put(model: Any, swaps: Swaps) -> None:
+        def look_up(weight: Tensor, position_ids: Tensor) -> Tensor:
+            others = change(position_ids, swaps.new_from).clamp(0, len(weight) - 1)
+            return weight[torch.where(position_ids < swaps.new_from, position_ids, others)]
+
+        swaps.set(model, "wpe", Positions(model.wpe, look_up))
+
+    return put
+
+
+written = partial(mistake, into=behind_the_prompt)
+written("position 0 for every token behind the prompt")(lambda positions, length: 0 * positions)
+written("the prompt's last position for every token behind it")(lambda positions, length: 0 * positions + length - 1)
+written("the prompt's length as the position of every token behind it")(
+    lambda positions, length: 0 * positions + length
+)
+written("positions from 0 again behind the prompt")(lambda positions, length: positions - length)
+written("positions behind the prompt one too low")(lambda positions, length: positions - 1)
+written("positions behind the prompt one too high")(lambda positions, length: positions + 1)
+
+
+@mistake("no positions behind the prompt")
+def none_behind_the_prompt(model: Any, swaps: Swaps) -> None:
+    def look_up(weight: Tensor, position_ids: Tensor) -> Tensor:
+        return weight[position_ids] * (position_ids < swaps.new_from)[..., None]
+
+    swaps.set(model, "wpe", Positions(model.wpe, look_up))
+
+
+@mistake("positions that count the padding before a text, up to the longest one's length")
+def after_padding(model: Any, swaps: Swaps) -> None:
+    swaps.set(model, "wpe", Positions(model.wpe, partial(later, by=swaps.padding)))
 
 
 # Token embedding and head
