@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from minigpt.errors import ConfigError, NormError
+from minigpt.errors import ConfigError, NormError, near
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")
 ATTENTIONS = ("sdpa", "eager")
@@ -48,7 +48,9 @@ def check_option(name: str, value: object, known: Sequence[str]) -> None:
         ConfigError: if it is not.
     """
     if value not in known:
-        raise ConfigError(f"must be {' or '.join(known)}, got {value!r}", argument=name)
+        meant = near(str(value), known)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise ConfigError(f"must be {' or '.join(known)}, got {value!r}{hint}", argument=name)
 
 
 def check_quantize(quantize: str | None, arithmetic: str) -> None:

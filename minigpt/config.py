@@ -4,7 +4,6 @@ Above the class is what each field may hold, and which fields of other people's 
 """
 
 import dataclasses
-import difflib
 import functools
 import logging
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from minigpt.choices import Rule, between
-from minigpt.errors import ConfigError, listing
+from minigpt.errors import ConfigError, listing, near
 from minigpt.files import as_path, read_object
 
 GPT2_TYPE = "gpt2"  # the model_type of a plain GPT-2
@@ -200,9 +199,8 @@ class GPT2Config:
             if not (OTHER_NETWORKS.fullmatch(name) or _WITHOUT_EFFECT.fullmatch(name)):
                 unknown.append(name)
         for name in unknown:
-            near = difflib.get_close_matches(name, [*names, *_ALIASES], n=1, cutoff=0.85)
-            if near:
-                raise ConfigError(f"unknown config field {name}; did you mean {near[0]}?")
+            if meant := near(name, [*names, *_ALIASES], 0.85):
+                raise ConfigError(f"unknown config field {name}; did you mean {meant}?")
         if unknown:
             _note_unread(tuple(unknown))
         return cls(**{name: value for name, value in known.items() if name in names})

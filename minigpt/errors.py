@@ -1,10 +1,16 @@
 """Errors about a user's input. Every message is one sentence: what is wrong, and what to do."""
 
+import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable
 
 MOST_NAMES = 8  # in one message
+# Words of other programs for ours.
+OTHER_WORDS = {
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64",
+    "layernorm": "fused", "layer_norm": "fused", "rmsnorm": "rms", "rms_norm": "rms",
+}  # fmt: skip
 
 
 class MiniGPTError(ValueError):
@@ -87,6 +93,15 @@ def listing(names: Iterable[str]) -> str:
     if len(shown) > MOST_NAMES:
         text += f" and {len(shown) - MOST_NAMES} more"
     return text
+
+
+def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that somebody may have meant by another one; None if there is none."""
+    by_lower = {name.lower(): name for name in known}
+    meant = OTHER_WORDS.get(word.lower(), word).lower()
+    for match in difflib.get_close_matches(meant, by_lower, n=1, cutoff=cutoff):
+        return by_lower[match]
+    return None
 
 
 def kind_of(thing: object) -> str:

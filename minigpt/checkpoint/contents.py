@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minigpt.checkpoint.pickles import check_pickles
 from minigpt.config import GPT2_TYPES
-from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing, raised
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing, near, raised
 from minigpt.files import as_path, file_state, is_temporary, read_object
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -115,8 +115,10 @@ def _fetch(repository: str, files: tuple[str, ...], revision: str | None, local_
         at = ""
         if revision:
             at = f" at revision {revision!r}"
+        meant = near(repository, PUBLISHED, 0.75)
+        hint = f" did you mean {meant}?" if meant else ""
         raise CheckpointError(
-            f"cannot get {repository!r}{at} from the Hugging Face hub; give a local folder, or one of "
+            f"cannot get {repository!r}{at} from the Hugging Face hub;{hint} give a local folder, or one of "
             f"{', '.join(PUBLISHED)}; only demo needs no network, and a private or gated repository needs HF_TOKEN. "
             f"The hub's client says: {' '.join(str(error).split())}"
         ) from error

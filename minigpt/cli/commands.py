@@ -23,7 +23,11 @@ COMMANDS = (
 SLEEPING_THREADS = ("serve", "parity", "norms")
 CLOSED_PIPE = 128 + 13
 
-app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 
 
 def _print_version(is_set: bool) -> None:
@@ -35,7 +39,7 @@ def _print_version(is_set: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""

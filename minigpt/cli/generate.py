@@ -1,16 +1,19 @@
 """minigpt generate: continue a prompt, or each prompt of a file."""
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from minigpt.cli.options import Json, OutFile, option_name, parse_draft, refuse_if
-from minigpt.cli.output import PULSE, for_terminal, print_json, progress, read_standard_input
+import typer
+
+from minigpt.cli.options import JsonFile, OutFile, option_name, parse_draft, refuse_if
+from minigpt.cli.output import PULSE, for_terminal, progress, read_standard_input, show
 from minigpt.errors import CheckpointError, GenerationError
 from minigpt.generation.settings import SETTINGS, GenerationSettings, check_value, is_int
 
@@ -30,24 +33,30 @@ SHAPES_A_DRAW = [name for name, setting in SETTINGS.items() if setting.shapes_dr
 
 
 def generate(
-    prompt: str = "",
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT")] = None,
     *,
     recipe: "Recipe",
     greedy: bool = False,
     prompts: Path | None = None,
     out: OutFile = None,
     batch_size: int | None = None,
-    json: Json = False,
+    json_file: JsonFile = None,
     **settings: Any,
 ) -> None:
     """Continue a prompt, or each prompt of a file.
 
     Args:
-        prompt: Text to continue; '-' reads it from standard input; without one, a new text.
-        max_new_tokens: Tokens to write at most; by default 200.
-        temperature: Divides the logits; 0 is greedy; by default 0.8.
+        prompt: Text to continue, in quotes; '-' reads it from standard input; without one, a new text.
+
+    How tokens are chosen:
         greedy: Always the likeliest token: do_sample=False in Python.
+        temperature: Divides the logits; 0 is greedy; by default 0.8.
+
+    What is written:
+        max_new_tokens: Tokens to write at most; by default 200.
         stop: End before this text; may be repeated.
+
+    Prompts of a file:
         prompts: File of prompts: {"prompt": ...} on each line, or a plain text.
         out: File for the texts of --prompts; resumes.
         batch_size: Texts of --prompts to write at a time; by default 16.
@@ -61,6 +70,10 @@ def generate(
         The options have the names of minigpt.generate's settings. Two defaults differ, for a reader's sake: 200 new
         tokens, drawn at temperature 0.8; in Python max_new_tokens is required and do_sample is off.
     """
+    text, *others = prompt or [""]
+    if others:
+        quoted = shlex.join(["minigpt", "generate", " ".join([text, *others])])
+        raise GenerationError(f"the prompt must be one argument, got {1 + len(others)}; quote it: {quoted}")
     given = {name: value for name, value in settings.items() if value is not None}
     if "draft" in given:
         given["draft"] = parse_draft(given["draft"])
@@ -72,7 +85,11 @@ def generate(
         (out and not prompts, "out", "is for --prompts, a file of prompts"),
         (prompts and not out, "prompts", "needs --out, a file for the texts"),
         (batch_size is not None and not prompts, "batch_size", "is for --prompts"),
-        (prompts and (prompt or json), "prompts", "cannot go with a PROMPT or --json; it writes JSON lines to --out"),
+        (
+            prompts and (prompt or json_file),
+            "prompts",
+            "cannot go with a PROMPT or --json; it writes JSON lines to --out",
+        ),
     )
     from minigpt.machine import settle_memory
 
@@ -85,7 +102,8 @@ def generate(
         say(f"reading {recipe.source}", 0)
         loaded = recipe.load()
     asked = _settings(given, loaded.model.generation_fields or {}, greedy)
-    text = read_standard_input() if prompt == "-" else prompt
+    if text == "-":
+        text = read_standard_input()
     if "max_length" in asked:  # of prompt and text together
         of_both = f"must be given, since {recipe.source} has a max_length for a prompt and its text"
         refuse_if((prompts, "max_new_tokens", of_both))
@@ -111,8 +129,9 @@ def generate(
             places = 16 if batch_size is None else batch_size
             file = TextFile(loaded.model, tokenizer, prompts, out, recipe.fingerprint(), valid, batch_size=places)
         write_many(file)
-    elif json:
-        _show_json(str(recipe.source), loaded.model, tokenizer, text, valid, asked)
+    elif json_file is not None:
+        fields = _as_json(str(recipe.source), loaded.model, tokenizer, text, valid, asked)
+        show(text + fields["text"], fields, json_file)
     else:
         _show_text(loaded.model, tokenizer, text, valid)
 
@@ -134,15 +153,15 @@ def _show_text(model: "GPT2", tokenizer: "Tokenizer", prompt: str, settings: Gen
         print(file=output)
 
 
-def _show_json(
+def _as_json(
     source: str,
     model: "GPT2",
     tokenizer: "Tokenizer",
     prompt: str,
     settings: GenerationSettings,
     asked: dict[str, Any],
-) -> None:
-    """Print the text with its settings and its speed as JSON; ``asked`` are the settings that JSON shows."""
+) -> dict[str, Any]:
+    """Return the text with its settings and its speed as JSON; ``asked`` are the settings that JSON shows."""
     from minigpt.checkpoint.norms import described_norms
     from minigpt.generation.decode import complete_texts
 
@@ -155,7 +174,7 @@ def _show_json(
     fields |= {"text": written.text, "settings": asked, "tokens_per_second": len(written.ids) / seconds}
     if written.drafted:
         fields |= {"draft": "int8", "drafted": written.drafted, "accepted": written.accepted}
-    print_json(fields)
+    return fields
 
 
 def _settings(given: dict[str, Any], fields: Mapping[str, Any], greedy: bool) -> dict[str, Any]:

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from minigpt.cli.options import Json
-from minigpt.cli.output import STDOUT, progress, show
+from minigpt.cli.options import JsonFile
+from minigpt.cli.output import progress, show
 from minigpt.errors import listing
 
 if TYPE_CHECKING:
     from minigpt.tokenizer import Tokenizer
 
 
-def info(model: str = "demo", *, revision: str | None = None, json: Json = False) -> None:
+def info(model: str = "demo", *, revision: str | None = None, json_file: JsonFile = None) -> None:
     """Show what a checkpoint is: format, shape, parameters, dtype, norms and tokenizer.
 
     Of another architecture than GPT-2 the weights are not read.
@@ -47,7 +47,7 @@ def info(model: str = "demo", *, revision: str | None = None, json: Json = False
         lines = value if isinstance(value, list) else [value]
         shown = "\n".join(map(str, lines)) or "none"
         table.add_row(name, shown)
-    show(table, facts, STDOUT if json else None)
+    show(table, facts, json_file)
 
 
 def _norm_lines(sites: dict[str, dict[str, tuple[float, float]]]) -> list[str]:

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from minigpt.cli.options import Given, Json, OutFile, refuse_if, refuse_others
+from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import STDOUT, progress, show
 from minigpt.errors import ConfigError
 from minigpt.garbage import uncollected
 
-LISTS = ("json",)  # the options of the list; the others are for --check
+LISTS = ("json_file",)  # the options of the list; the others are for --check
 
 
 def norms(
@@ -20,11 +20,11 @@ def norms(
     kind: Annotated[str | None, typer.Option("--as")] = None,
     arrays: str | None = None,
     dtype: str = "float32",
-    every_case: Annotated[bool, typer.Option("--all")] = False,
+    every_case: Annotated[bool, typer.Option("--all", metavar="")] = False,
     html: OutFile = None,
     device: str | None = None,
     seed: int | None = None,
-    json: Json = False,
+    json_file: JsonFile = None,
 ) -> None:
     """List the registered norms, or check whether one is a LayerNorm or an RMSNorm.
 
@@ -55,9 +55,10 @@ def norms(
         table = Table("norm", "exact", "what it is", box=None, pad_edge=False)
         for name, info in sorted(known.items()):
             table.add_row(name, "yes" if info.exact else "no", info.reason or info.summary)
-        show(table, {name: info.to_dict() for name, info in known.items()}, STDOUT if json else None)
+        show(table, {name: info.to_dict() for name, info in known.items()}, json_file)
         return
-    refuse_if((json and every_case, "every_case", "cannot go with --json, which has every case"))
+    prints_json = json_file == STDOUT
+    refuse_if((prints_json and every_case, "every_case", "cannot go with --json, which has every case"))
     with uncollected():
         from minigpt.conformance import check_norm
         from minigpt.conformance.summary import conformance_page, conformance_summary
@@ -69,7 +70,7 @@ def norms(
         raise ConfigError(f"must be {' or '.join(KINDS)}, got {kind!r}", argument="kind")
     with progress() as say:
         how = {"kind": kind, "device": device, "seed": seed, "arrays": arrays}
-        report = check_norm(check, **how, progress=say, every_case=every_case or json)
+        report = check_norm(check, **how, progress=say, every_case=every_case or json_file is not None)
     summary = conformance_summary(report, dtype, every_case=every_case)
-    show(summary, report.to_dict(), STDOUT if json else None, html, lambda: conformance_page(report, dtype))
+    show(summary, report.to_dict(), json_file, html, lambda: conformance_page(report, dtype))
     raise typer.Exit({True: 0, False: 1, None: 2}[report.dtypes.get(dtype)])

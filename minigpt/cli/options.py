@@ -2,7 +2,8 @@
 
 A parameter ``recipe: Recipe`` becomes the options that say how a model is opened, the fields of RECIPE, and the command
 gets the ``Recipe``. ``recipes: list[Recipe]`` lets --norm and --sites be repeated: a recipe for every pair.
-A parameter ``given: Given`` gets the names of the parameters that the command line sets.
+A parameter ``given: Given`` gets the names of the parameters that the command line sets. Each section of the docstring
+behind Args, as "Searches:", is a group of options in the help.
 """
 
 import copy
@@ -10,7 +11,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from minigpt.choices import check_option, words_of
 from minigpt.cli.output import STDOUT, check_folder, check_writable
@@ -54,8 +56,7 @@ def _no_dash(param: typer.CallbackParam, place: Path | None) -> Path | None:
 
 
 # Annotations of parameters whose option is not named as they are, is checked, or has a range.
-Json = Annotated[bool, typer.Option("--json")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", callback=check_writable)]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="[FILE]", callback=check_writable)]
 OutFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_out_file)]
 LaterFile = Annotated[Path | None, typer.Option(metavar="FILE", callback=_no_dash)]  # the command checks it
 OutFolder = Annotated[Path, typer.Option(metavar="FOLDER", callback=_out_folder)]
@@ -69,14 +70,20 @@ for _field in dataclasses.fields(Recipe):
     if "about" in _field.metadata:
         RECIPE[SPELLED.get(_field.name, _field.name)] = _field
 REPEATED = ("norm", "sites")  # where a command takes several recipes
+MODEL_FIRST = ("sites", "info", "perplexity", "convert")  # commands whose MODEL stands first, or behind --model
+
+# The groups of the options that open a model, of the settings of generation, and of what is written.
+MAIN = ("model", "norm", "sites", "keep", "center", "fit")
+DRAWING = [name for name, setting in SETTINGS.items() if setting.shapes_draw or setting.looks_back]
+OF_OUTPUT = ("json_file", "csv", "html")
 
 # What help says about parameters that several commands have.
 SHARED = {
     "preset": "Without --model: random weights of this shape; by default gpt2.",
     "draft": "Draft tokens in eight bits and verify them; the same text, sooner: int8, none, or auto: where it pays.",
-    "json": "Print JSON.",
-    "json_file": "Write JSON to a file; '-' prints it.",
-    "html": "Write a page here.",
+    "json_file": "Print JSON, or write it to FILE.",
+    "csv": "Write the table to FILE, as CSV.",
+    "html": "Write a page to FILE.",
     "ray": "Run on the Ray cluster at this address; without one, on a cluster on this machine.",
 }
 
@@ -104,19 +111,31 @@ for _name, _field in RECIPE.items():
         VALUES.setdefault(_name, partial(tuple, _field.metadata["values"]))
 
 
+class Command(TyperCommand):
+    """A command whose --help stands with its rare options, and takes no value."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option: Any = super().get_help_option(ctx)
+        option.metavar, option.rich_help_panel = "", getattr(self.params[-1], "rich_help_panel", None)
+        return option
+
+
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Add a command to an app.
 
     Keyword-only parameters become options and the others arguments. The docstring's first paragraph is the help. Its
-    Args, and SHARED, describe the parameters, and its Examples end the help.
+    Args, its other sections and SHARED describe the parameters, and its Examples end the help.
     """
-    summary, about, examples = _help_of(command)
-    about = SHARED | about
+    summary, sections, examples = _help_of(command)
+    about = SHARED | {name: text for section in sections.values() for name, text in section.items()}
     declared = inspect.signature(command).parameters
+    groups: dict[str, str] = {}
+    if "recipe" in declared or "recipes" in declared:
+        groups = _groups_of(sections)
     parameters: list[inspect.Parameter] = []
     for parameter in declared.values():
         for each in _parameters(parameter):
-            parameters.append(_with_help(each, about))
+            parameters.append(_with_help(each, about, groups.get(each.name)))
 
     def run(context: typer.Context, **values: Any) -> None:
         if "given" in declared:
@@ -133,13 +152,32 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
             raise typer.Exit(128 + 13) from None
 
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
-    parameters.sort(key=lambda parameter: parameter.kind)
+    parameters.sort(key=partial(_place_of, places=[*groups]))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     hints: dict[str, Any] = {}
     for parameter in parameters:
         hints[parameter.name] = parameter.annotation
     run.__annotations__ = hints  # Typer reads both
-    app.command(command.__name__, help=summary, epilog=examples)(run)
+    app.command(command.__name__, cls=Command, help=summary, epilog=examples)(run)
+
+
+def _groups_of(sections: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return the group of each option that has one, in the order of the help."""
+    titled: list[tuple[str, Iterable[str]]] = [("The model", MAIN), *sections.items()]
+    titled += [("How tokens are chosen", DRAWING), ("What is written", SETTINGS)]
+    titled += [("Output", OF_OUTPUT), ("How the model is opened", RECIPE)]
+    groups: dict[str, str] = {}
+    for title, names in titled:
+        for name in names:
+            if title != "Args":
+                groups.setdefault(name, title)
+    return groups
+
+
+def _place_of(parameter: inspect.Parameter, places: list[str]) -> tuple[int, int]:
+    """Return where a parameter stands in the help: arguments as declared, options by their groups."""
+    is_option = parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name in places
+    return parameter.kind, places.index(parameter.name) if is_option else -1
 
 
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
@@ -205,23 +243,25 @@ def _several(value: list[str] | str | None) -> Sequence[str | None]:
     return [value]
 
 
-def _help_of(command: Callable[..., None]) -> tuple[str, dict[str, str], str]:
-    """Return a docstring's first paragraph, its Args by name, and its Examples in Rich's markup."""
+def _help_of(command: Callable[..., None]) -> tuple[str, dict[str, dict[str, str]], str]:
+    """Return a docstring's first paragraph, its sections of parameters by title, and its Examples in Rich's markup."""
     docstring = escape(inspect.getdoc(command) or "").replace("``", "")
     head, _, examples = docstring.partition("\nExamples:\n")
-    summary, _, args = head.partition("\nArgs:\n")
-    about: dict[str, str] = {}
-    for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", args, re.M):
-        about[name] = " ".join(text.split())
+    summary, *titled = re.split(r"^(\S.*):\n(?= {4}\w+: )", head, flags=re.M)
+    sections: dict[str, dict[str, str]] = {"Args": {}}
+    for title, body in zip(titled[::2], titled[1::2], strict=True):
+        sections[title] = {}
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", body, re.M):
+            sections[title][name] = " ".join(text.split())
     if examples:
         marked = re.sub(r"^(.*minigpt .*)$", r"[bold]\1[/]\n", textwrap.dedent(examples), flags=re.M)
         marked = re.sub(r"(?<!\n)\n(?!\n)", " ", marked)  # a sentence is wrapped at the terminal's width
         examples = f"Examples:\n\n{marked}"
-    return summary.strip(), about, examples
+    return summary.strip(), sections, examples
 
 
-def _with_help(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.Parameter:
-    """Return the parameter with its help, and with the values that a shell offers for it."""
+def _with_help(parameter: inspect.Parameter, about: dict[str, str], group: str | None) -> inspect.Parameter:
+    """Return the parameter with its help, its group, and the values that a shell offers for it."""
     hint = parameter.annotation
     name = parameter.name
     if get_origin(hint) is Annotated:
@@ -233,6 +273,12 @@ def _with_help(parameter: inspect.Parameter, about: dict[str, str]) -> inspect.P
         info = typer.Option(option_name(name))  # no --no-NAME for a flag
     else:
         info = typer.Option()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        info.rich_help_panel = group
+    if hint is bool:
+        info.metavar = ""  # it takes no value
+    elif list[str] in (hint, *get_args(hint)) and info.metavar is None:
+        info.metavar = "<str>"  # each time
     info.help = about.get(name, info.help)
     if name in VALUES:
         info.autocompletion = lambda incomplete: _shell_completions(name, incomplete)
@@ -249,27 +295,41 @@ def _shell_completions(name: str, incomplete: str) -> list[str]:
 
 
 def with_values(words: list[str]) -> list[str]:
-    """Return the words with a value after ``--ray``, and after the ``--json`` of a report, where they have none.
+    """Return the words with a value after ``--ray`` and ``--json`` where they have none, and with MODEL in its place.
 
     Raises:
-        ConfigError: if a ``--json`` comes before the reports of ``--compare``, so that it would take the first.
+        ConfigError: if a ``--json`` comes before a word that may be its file, or the command's own.
     """
-    bare = {"--ray": "local"}
-    if words and words[0] in ("bench", "parity", "sites"):
-        bare["--json"] = "-"
+    bare = {"--ray": "local", "--json": "-"}
     compares = "--compare" in words
     ended = [*words, "--", "--"]
     complete: list[str] = []
     for index, word in enumerate(words):
         after, beyond = ended[index + 1 : index + 3]
-        has_values = not (after.startswith("-") or beyond.startswith("-"))
-        if word == "--json" and compares and has_values:
-            message = f"before reports must be --json=FILE, or --json=- to print, got --json {after} {beyond}"
+        is_option = after.startswith("-") and after != "-"
+        is_file = after == "-" or after.endswith(".json") or words[0] not in ("generate", "info")
+        if compares:
+            is_file = after.startswith("-") or beyond.startswith("-")
+        if word == "--json" and not is_option and not is_file:
+            message = f"must be --json=FILE, or --json=- to print, before a word that is no option, got --json {after}"
             raise ConfigError(message, argument="json")
-        if word in bare and after.startswith("--"):
+        if word in bare and is_option:
             word = f"{word}={bare[word]}"
         complete.append(word)
-    return complete
+    return _with_model_first(complete)
+
+
+def _with_model_first(words: list[str]) -> list[str]:
+    """Return the words of a command of MODEL_FIRST with its --model as the first of them."""
+    if not words or words[0] not in MODEL_FIRST:
+        return words
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--model" and equals:
+            return [words[0], value, *words[1:index], *words[index + 1 :]]
+        if name == "--model" and index + 1 < len(words):
+            return [words[0], words[index + 1], *words[1:index], *words[index + 2 :]]
+    return words
 
 
 def given_in(context: typer.Context) -> Given:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_others
-from minigpt.cli.output import progress, show
+from minigpt.cli.output import progress, show, write
 from minigpt.errors import MiniGPTError
 from minigpt.files import read_object
 from minigpt.garbage import uncollected
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minigpt.report.parity_report import ParityReport
 
 # What the ways of calling this command take; a model is judged by all other options.
-REPORT = {"json_file", "html"}
+REPORT = {"json_file", "csv", "html"}
 COMPARES = {"compare", "reports"} | REPORT
 READS_OUTPUTS = {"original", "outputs", "device", "budget", "diagnose"} | REPORT
 READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
@@ -54,6 +54,7 @@ def parity(
     engine: Annotated[str | None, typer.Option(metavar="KIND=PATH")] = None,
     engine_option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
     json_file: JsonFile = None,
+    csv: OutFile = None,
     html: OutFile = None,
     compare: bool = False,
 ) -> None:
@@ -61,28 +62,41 @@ def parity(
 
     Args:
         reports: Reports to --compare.
+
+    The model:
         norm: A registered norm, package.module:Name, or path/to/file.py:Name; by default the model's own. May be
             repeated: every norm is judged at every --sites, on one original.
         sites: Where to put it, e.g. 'h.*.ln_1', or 'ln_f,h.0.*' for several patterns at once. May be repeated: every
             --norm is judged at each.
-        against: The original that the model was finetuned or quantized from.
+        against: The model that --model must equal, which it was finetuned or quantized from; by default --model itself.
+
+    The texts:
         prompt: Text to judge on; may be repeated.
         prompts: File of prompts: plain lines, or JSON lines.
-        text: File that the models read in windows; it decides too.
+        text: File that both models read, in windows of the context; the verdict is about it too.
+
+    The verdict:
+        budget: Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ.
         gradients: Compare the gradient of the loss for every Parameter.
+        diagnose: After a FAIL, name the mistake that gives these logits; of a small model that is the default.
+
+    Searches:
         sensitivity: Swap one site at a time; rank the sites.
         remove: Swap site after site, the least harmful first, to the kl of --budget.
         remove_file: Keep the trials of --remove here; started again, the search goes on.
         bisect: Name the swapped sites that break parity, or the budget.
-        budget: Limits that decide, 'kl=1e-6,perplexity=0.01%'; top1=1% lets 1 % of the tokens differ.
-        diagnose: After a FAIL, name the mistake that gives these logits; of a small model that is the default.
+
+    Other programs:
         record: Keep the original in this file, with the ids that were read; without a --norm nothing is judged.
-        original: Judge against this record.
+        original: Judge against this record, which --record wrote.
         outputs: Judge the logits in this file, which another program wrote for a record.
         engine: Judge a model in another program's file: onnx=FILE, gguf=FILE, openvino=FILE or ctranslate2=FOLDER.
         engine_option: An option in that program's own words, e.g. type_k=f32; may be repeated.
-        html: Write the report here as one self-contained page.
-        compare: Show --json reports in one table.
+
+    Output:
+        compare: Show REPORTS, which --json wrote, in one table.
+        csv: Write a line for each report to FILE.
+        html: Write the report to FILE, as one self-contained page.
 
     Examples:
         minigpt parity --norm textbook
@@ -99,7 +113,7 @@ def parity(
     """
     _check_options(given, recipes, reports or [])
     if compare:
-        _show_comparison(reports or [], json_file, html)
+        _show_comparison(reports or [], json_file, csv, html)
         return
     of_engine = None
     if engine is not None:
@@ -142,7 +156,7 @@ def parity(
         version = truth.facts.versions["transformers"]
         show(f"{record} holds {truth.facts.source} as transformers {version} computes it", {})
         return
-    _show(judged, json_file, html)
+    _show(judged, json_file, csv, html)
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
 
@@ -232,8 +246,9 @@ def _judge(
     return judged
 
 
-def _show(judged: "Sequence[ParityReport]", json_file: Path | None, html: Path | None) -> None:
-    """Print a report, or a table of several; write them as JSON and as a page."""
+def _show(judged: "Sequence[ParityReport]", json_file: Path | None, csv: Path | None, html: Path | None) -> None:
+    """Print a report, or a table of several; write them as JSON, as CSV and as a page."""
+    from minigpt.report.overview import csv_of
     from minigpt.report.page import report_page
     from minigpt.report.terminal import parity_summary, reports_table
 
@@ -245,15 +260,18 @@ def _show(judged: "Sequence[ParityReport]", json_file: Path | None, html: Path |
     else:
         summary, fields = reports_table(judged), {"reports": written}
     show(summary, fields, json_file, html, lambda: report_page(*judged))
+    if csv is not None:
+        write(csv, csv_of(judged))
 
 
-def _show_comparison(files: list[Path], json_file: Path | None, html: Path | None) -> None:
+def _show_comparison(files: list[Path], json_file: Path | None, csv: Path | None, html: Path | None) -> None:
     """Show reports that were written before in one table."""
+    from minigpt.report.overview import csv_of
     from minigpt.report.page import report_page
     from minigpt.report.parity_report import read_reports
     from minigpt.report.terminal import reports_table
 
-    for name, output in (("json_file", json_file), ("html", html)):
+    for name, output in (("json_file", json_file), ("csv", csv), ("html", html)):
         refuse_if((output in files, name, f"would replace {output}, one of the reports; name another file"))
     written: list[dict[str, Any]] = []
     for file in files:
@@ -261,3 +279,5 @@ def _show_comparison(files: list[Path], json_file: Path | None, html: Path | Non
         written += fields.get("reports", [fields])  # one command may have written several
     reports = read_reports(written)
     show(reports_table(reports), {"reports": written}, json_file, html, lambda: report_page(*reports))
+    if csv is not None:
+        write(csv, csv_of(reports))

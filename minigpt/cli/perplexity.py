@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 
-from minigpt.cli.options import Json
-from minigpt.cli.output import STDOUT, progress, show
+from minigpt.cli.options import JsonFile
+from minigpt.cli.output import progress, show
 from minigpt.errors import CheckpointError, GenerationError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def perplexity(
     window: int | None = None,
     stride: int | None = None,
     bos: bool = False,
-    json: Json = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure the perplexity of texts: exp of the mean negative log-likelihood of a token.
 
@@ -91,4 +91,4 @@ def perplexity(
         summary = Group(*printed([Part("texts", "Perplexity", f"Of texts, {by}.", heads, rows)]))
         fields |= means
         fields["texts"] = texts_fields
-    show(summary, fields, STDOUT if json else None)
+    show(summary, fields, json_file)

@@ -7,7 +7,6 @@ of its name in ``processors``.
 
 import copy
 import dataclasses
-import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -15,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from minigpt.choices import Rule, between, is_int, is_number
-from minigpt.errors import GenerationError, listing
+from minigpt.errors import GenerationError, listing, near
 
 if TYPE_CHECKING:
     from minigpt.generation.processors import Process
@@ -237,9 +236,8 @@ def check_settings(settings: Mapping[str, Any], user: str = PYTHON) -> dict[str,
     for name in settings:
         if name not in known:
             hint = f"known are {', '.join(known)}"
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            if near:
-                hint = f"did you mean {near[0]}?"
+            if meant := near(name, known, 0.75):
+                hint = f"did you mean {meant}?"
             raise GenerationError(f"is not a setting of generation; {hint}", argument=listing([name]))
     values = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
     for name, value in values.items():

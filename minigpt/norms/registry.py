@@ -9,7 +9,6 @@ To add a norm, add a file here with a class under ``@register``. The first look-
             return x - x.mean(dim=self.row_dims, keepdim=True)
 """
 
-import difflib
 import functools
 import importlib
 import pkgutil
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from minigpt.errors import NormError
+from minigpt.errors import NormError, near
 
 NormSpec = str | type[nn.Module] | Callable[..., nn.Module]
 KINDS = {"layer_norm": "a LayerNorm", "rms_norm": "an RMSNorm"}
@@ -159,10 +158,9 @@ def lookup(name: str) -> Callable[..., nn.Module]:
     match = find(name)
     if match is None:
         norms = available()
-        near = difflib.get_close_matches(name, norms, n=1)
         hint = f"registered are {', '.join(sorted(norms))};"
-        if near:
-            hint = f"did you mean {near[0]}?"
+        if meant := near(name, norms):
+            hint = f"did you mean {meant}?"
         raise NormError(f"unknown norm {name!r}; {hint} your own class is package.module:Name or path/to/file.py:Name")
     info, number = match
     base, colon, _ = name.partition(":")

@@ -1,6 +1,9 @@
 """The parts of several parity reports: a table of verdicts, and what a reader needs with it."""
 
+import csv
+import io
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from minigpt.report.fields import ReportFields, has_norm, perplexities, population, text_file
 from minigpt.report.numerals import percent, precise, times
@@ -38,6 +41,22 @@ def _overview(name: str, tokens: str, reports: Sequence[ReportFields]) -> Part:
     about = f"{measured}. The original's perplexity is {before}; another one, also a lower one, is another model's."
     heads = list(rows[0])
     return Part(name, "All verdicts", about, heads, [list(row.values()) for row in rows])
+
+
+def csv_of(reports: Sequence[ReportFields]) -> str:
+    """Return a line of CSV for each report. The figures have the names that the JSON gives them, and a study's CSV."""
+    lines = []
+    for report in reports:
+        line = {"model": report.model, "norm": report.norm, "sites": ",".join(report.sites), "dtype": report.dtype}
+        line |= {"verdict": report.verdict, "outcome": report.outcome, "ratio": _noise_ratio(report)}
+        line |= asdict(report.distribution)
+        del line["worst"]
+        lines.append(line)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, lines[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return table.getvalue()
 
 
 def models_of(reports: Sequence[ReportFields]) -> list[str]:

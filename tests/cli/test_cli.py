@@ -68,6 +68,39 @@ def test_help_of_every_command(run: Run) -> None:
     assert re.search("--norm .*a registered one", run("generate", "--help").out)
 
 
+def test_help_groups_the_options_and_gives_flags_no_value(run: Run) -> None:
+    """The rare options stand last, and every option of a command with a model has a group."""
+    for name in ("generate", "parity"):
+        out = run(name, "-h").out
+        assert out == run(name, "--help").out
+        titles = re.findall("^╭─ (.*?) ─+╮$", out, re.MULTILINE)
+        assert (titles[:2], titles[-1]) == (["Arguments", "The model"], "How the model is opened")
+        assert "Options" not in titles
+        assert len(titles) == len({*titles})
+        assert not re.search("bool|list", out.partition("The model")[2])
+
+
+@pytest.mark.parametrize("words", ["info", "sites --text held", "perplexity held", "convert out --force"])
+def test_a_model_may_stand_first_or_behind_its_option(run: Run, tmp_path: Path, words: str) -> None:
+    name, *others = (str(tmp_path / word) if word in ("held", "out") else word for word in words.split())
+    (tmp_path / "held").write_text("the dog saw the cat. " * 40)
+    shown = run(name, "demo", *others)
+    assert shown.status == 0
+    assert run(name, *others, "--model", "demo") == shown
+    assert run(name, *others, "--model=demo") == shown
+
+
+@pytest.mark.parametrize("words", ["generate dog --greedy --max-new-tokens 3", "info", "perplexity demo HELD", "norms"])
+def test_json_is_printed_or_written(run: Run, tmp_path: Path, words: str) -> None:
+    held, file = tmp_path / "held", tmp_path / "out.json"
+    held.write_text("the dog saw the cat. " * 40)
+    command = [held if word == "HELD" else word for word in words.split()]
+    printed, written = run(*command, "--json"), run(*command, "--json", file)
+    fields = json.loads(printed.out), json.loads(file.read_text())
+    assert fields[0].keys() == fields[1].keys()
+    assert written.out == run(*command).out
+
+
 def test_the_version(run: Run) -> None:
     assert run("--version") == (0, f"minigpt {minigpt.__version__}\n", "")
 
@@ -508,7 +541,7 @@ MANY = "generate --model FOLDER --prompts PROMPTS --out OUT"
 BAD = [
     ("frobnicate", "frobnicate.*minigpt --help"),
     ("generate --frob", "--frob.*minigpt generate --help"),
-    ("generate a b", "b.*minigpt generate --help"),
+    ("generate a b", "quote it: minigpt generate 'a b'"),
     ("convert", "MODEL.*minigpt convert --help"),
     ("generate x --model=", "--model must be a path, got ''"),
     ("bench generate --bacth 3", "--batch.*minigpt bench generate --help"),
@@ -518,6 +551,11 @@ BAD = [
     (f"{GENERATE} --norm nope", "unknown norm 'nope'.*fused.*textbook"),
     (f"{GENERATE} --norm frozen", "--fit must name a text"),
     (f"{GENERATE} --dtype int3", "--dtype must be float32 or bfloat16 or float16 or float64, got 'int3'"),
+    (f"{GENERATE} --dtype fp16", "did you mean float16"),
+    (f"{GENERATE} --norm RMS", "did you mean rms"),
+    (f"{GENERATE} --norm LayerNorm", "did you mean fused"),
+    ("info demmo", "did you mean demo"),
+    ("generate --json dog", "--json must be --json=FILE"),
     (f"{GENERATE} --draft int4", "--draft must be auto or int8 or none, got 'int4'"),
     (f"{GENERATE} --device gpu", "unknown device 'gpu'.*cpu.*cuda"),
     (f"{GENERATE} --sites ln_f", "--sites .*a norm"),
@@ -615,7 +653,8 @@ WRITES = (
     "parity --remove --remove-file", "norms --check rms --html", "convert FOLDER", "sites FOLDER --text PROMPTS --json",
     "sites FOLDER --text PROMPTS --html", "finetune --text PROMPTS --steps 1 --out", "study PROMPTS --out",
     *(f"study PROMPTS --out OUT {name}" for name in ("--html", "--csv")),
-    "bench generate --json",
+    "bench generate --json", "generate dog --json", "info FOLDER --json", "perplexity FOLDER PROMPTS --json",
+    "norms --json", "parity --csv",
 )  # fmt: skip
 
 
@@ -624,7 +663,7 @@ def test_what_cannot_be_written_is_an_error_before_the_work(
     run: Run, folder: Path, prompts: Path, tmp_path: Path, words: str
 ) -> None:
     (tmp_path / "file").touch()
-    place = tmp_path / "file" / "new"
+    place = tmp_path / "file" / "new.json"
     places = {"FOLDER": folder, "PROMPTS": prompts, "OUT": tmp_path}
     message = complaint(run(*(places.get(word, word) for word in words.split()), place))
     assert re.match(f"error: cannot write (to )?{place}: ", message), message

@@ -23,7 +23,7 @@ VALUES = {
     "--model": "OTHER", "--norm": "rms", "--sites": "ln_f", "--keep": "scale", "--fit": "TEXT", "--attention": "eager",
     "--device": "cpu", "--dtype": "bfloat16", "--quantize": "int8", "--revision": "main", "--against": "OTHER",
     "--prompt": "cat", "--prompts": "PROMPTS", "--text": "TEXT", "--remove-file": "NEW", "--budget": "kl=9",
-    "--record": "NEW", "--original": "RECORD", "--outputs": "OUTPUTS", "--json": "NEW", "--html": "NEW",
+    "--record": "NEW", "--original": "RECORD", "--outputs": "OUTPUTS", "--json": "NEW", "--html": "NEW", "--csv": "NEW",
     "--as": "rms_norm", "--seed": "7", "--check": "rms", "--out": "NEW", "--batch-size": "3",
     "--num-return-sequences": "2", "--engine": "onnx=no.onnx", "--engine-option": "intra_op_num_threads=1",
 }  # fmt: skip
@@ -42,7 +42,7 @@ REFUSED = {  # by the words of a mode
         f"{SEARCHES} --norm --sites --keep --center --fit --quantize --against --gradients --compare --outputs"
     ),
     "parity --model FOLDER --prompt dog --record NEW": (
-        f"{SEARCHES} --sites --keep --fit --budget --json --html --original --outputs --compare --engine-option"
+        f"{SEARCHES} --sites --keep --fit --budget --json --csv --html --original --outputs --compare --engine-option"
     ),
     "parity --original RECORD --norm textbook": (
         "--against --prompt --prompts --text --record --compare --remove-file --outputs --engine --engine-option"

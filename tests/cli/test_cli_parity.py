@@ -1,5 +1,6 @@
 """minigpt parity of many pairs, against an original, and by a budget; minigpt perplexity."""
 
+import csv
 import json
 import re
 import shutil
@@ -35,7 +36,11 @@ def test_every_pair_is_a_report_of_the_json_and_of_the_page(run: Run, folder: Pa
     assert "4 reports" in page.read_text(encoding="utf-8")
     (tmp_path / "many.json").write_text(ended.out)
     (tmp_path / "one.json").write_text(json.dumps(reports[0]))
-    compared = run("parity", "--compare", tmp_path / "many.json", tmp_path / "one.json", "--html", page)
+    table = tmp_path / "table.csv"
+    compared = run("parity", "--compare", tmp_path / "many.json", tmp_path / "one.json", "--html", page, "--csv", table)
+    lines = [*csv.DictReader(table.open())]
+    assert [line["outcome"] for line in lines] == ["PASS", "PASS", "DIFFERENT", "DIFFERENT", "PASS"]
+    assert [float(line["kl_mean"]) for line in lines[:4]] == [one["distribution"]["kl_mean"] for one in reports]
     assert (compared.status, compared.err) == (0, "")
     assert [line.split()[0] for line in compared.out.splitlines() if re.match("(PASS|DIFF)", line)] == [
         "PASS", "PASS", "DIFFERENT", "DIFFERENT", "PASS",
