@@ -124,7 +124,7 @@ def parity(
     with progress() as say:
         with uncollected():
             from minigpt.judge.original import Original
-            from minigpt.judge.rules import parse_budget
+            from minigpt.judge.verdict import parse_budget
 
         parse_budget(budget)
         opened: Any = None

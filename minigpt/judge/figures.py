@@ -18,9 +18,9 @@ from minigpt.judge.measures import (
     perplexity_of,
 )
 from minigpt.judge.reading import Scored
-from minigpt.judge.rules import is_far_off
 from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
+from minigpt.judge.verdict import is_far_off
 from minigpt.precision import dtype_name
 from minigpt.report import fields
 from minigpt.report.fields import MOST_NOISE, noise_ratio

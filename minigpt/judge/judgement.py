@@ -16,11 +16,11 @@ from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measured import Measures, measure
-from minigpt.judge.rules import decide
 from minigpt.judge.runners import Runner
-from minigpt.judge.search import Search, SiteSwap, bisect_sites
+from minigpt.judge.site_search import SiteSearch, SiteSwap, bisect_sites
 from minigpt.judge.texts import BUILT_IN
 from minigpt.judge.truth import Truth
+from minigpt.judge.verdict import decide
 from minigpt.norms.registry import require_on
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
@@ -85,7 +85,7 @@ class Judgement:
             raise ConfigError(
                 "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=searches.first
             )
-        with Search(self.truth, self.candidate, searches.file) as search:
+        with SiteSearch(self.truth, self.candidate, searches.file) as search:
             return self._searched(search, searches)
 
     def _all_figures(self, sites: list[str]) -> ParityFigures:
@@ -98,7 +98,7 @@ class Judgement:
             self.say(f"perplexity of {self.truth.texts.file}")
         return self._figures(measures, sites, writer=self.runner)
 
-    def _searched(self, search: Search, searches: Searches) -> ParityFigures:
+    def _searched(self, search: SiteSearch, searches: Searches) -> ParityFigures:
         swapped = self.claim.swapped
         sites, sensitivity, removal, bisection = swapped, None, None, None
         if searches.sensitivity or searches.remove:

@@ -19,8 +19,8 @@ from minigpt.judge.judgement import Judgement, Searches
 from minigpt.judge.original_file import load_truth, save_truth
 from minigpt.judge.read_original import read_original
 from minigpt.judge.reference import judging
-from minigpt.judge.rules import decide, parse_budget
 from minigpt.judge.texts import Prompts
+from minigpt.judge.verdict import decide, parse_budget
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names

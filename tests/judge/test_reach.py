@@ -17,8 +17,8 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt.judge.reading import Recorder, Sample
 from minigpt.judge.reference import Reference
-from minigpt.judge.rules import largest_jump
 from minigpt.judge.texts import Texts, lengths_of, notes_on_length
+from minigpt.judge.verdict import largest_jump
 from minigpt.report.fields import PlaceOff
 from minigpt.report.page import report_page
 from minigpt.shape import Shape

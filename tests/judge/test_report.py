@@ -16,7 +16,7 @@ from reports import made, sample_report
 from torch import Tensor, nn
 
 import minigpt
-from minigpt.judge.rules import QUANTITIES, decide, parse_budget
+from minigpt.judge.verdict import QUANTITIES, decide, parse_budget
 from minigpt.report.fields import Causes, Divergence, noise_ratio, text_file
 from minigpt.report.parity_report import ParityReport
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from reports import MADE, failing, made, printed, report_with, shown
 
-from minigpt.judge.rules import decide
+from minigpt.judge.verdict import decide
 from minigpt.report.fields import Causes
 from minigpt.report.numerals import brief, precise
 from minigpt.report.parity_report import ParityReport

@@ -106,7 +106,7 @@ class SiteSwap:
         return {**norms, site: new}
 
 
-class Search:
+class SiteSearch:
     """Trials of a candidate's sites, each on the first windows of the text, or on the prompts without one.
 
     Args:

@@ -12,7 +12,7 @@ from judgements import PROMPTS, judge
 from torch import Tensor
 
 import minigpt
-from minigpt.judge.search import minimal_failing
+from minigpt.judge.site_search import minimal_failing
 from minigpt.report.numerals import brief
 from minigpt.report.page import report_page
 
