@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from minigpt.generation import generate, stream
     from minigpt.host import norm_sites
     from minigpt.judge.original import Original, parity
-    from minigpt.judge.perplexity import perplexity
     from minigpt.model import GPT2, KVCache
     from minigpt.norms import LayerNorm
     from minigpt.recipe import Recipe, from_pretrained
     from minigpt.report.parity_report import ParityReport
+    from minigpt.scoring import perplexity
     from minigpt.swap import center_writers, fit_norms, fold_norms, swap_norms
     from minigpt.tokenizer import Tokenizer
 
@@ -35,11 +35,11 @@ _HOMES = {
     "generation": "generate stream",
     "host": "norm_sites",
     "judge.original": "Original parity",
-    "judge.perplexity": "perplexity",
     "model": "GPT2 KVCache",
     "norms": "LayerNorm",
     "recipe": "Recipe from_pretrained",
     "report.parity_report": "ParityReport",
+    "scoring": "perplexity",
     "swap": "center_writers fit_norms fold_norms swap_norms",
     "tokenizer": "Tokenizer",
 }

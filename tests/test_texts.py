@@ -13,7 +13,7 @@ from minigpt import CheckpointError, MiniGPTError
 from minigpt.checkpoint import contents
 from minigpt.files import is_json_lines, read_text
 from minigpt.generation.promptfile import read_prompts
-from minigpt.judge.perplexity import texts_in
+from minigpt.scoring import texts_in
 
 TEXTS = ["the dog", "the other dog"]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)

@@ -12,8 +12,8 @@ from minigpt.cli.output import progress, show
 from minigpt.errors import CheckpointError, GenerationError
 
 if TYPE_CHECKING:
-    from minigpt.judge.perplexity import Perplexity
     from minigpt.recipe import Recipe
+    from minigpt.scoring import Perplexity
 
 
 def perplexity(
@@ -39,10 +39,10 @@ def perplexity(
         minigpt perplexity ./tuned one.txt two.txt stories.jsonl --norm rms --json
     """
     from minigpt.checkpoint.norms import described_norms
-    from minigpt.judge.perplexity import mean_perplexities, measure, named_texts
     from minigpt.report.numerals import count, precise
     from minigpt.report.parts import Cell, Number, Part, cell
     from minigpt.report.terminal import printed
+    from minigpt.scoring import mean_perplexities, measure_perplexity, named_texts
 
     results: list[tuple[str, Perplexity]] = []
     with progress() as say:
@@ -61,7 +61,9 @@ def perplexity(
 
         for name, content in texts:
             within("turning the text into tokens", 0)
-            result = measure(model, tokenizer, content, stride, bos, window=window, name=name, progress=within)
+            result = measure_perplexity(
+                model, tokenizer, content, stride, bos, window=window, name=name, progress=within
+            )
             if not math.isfinite(result.perplexity):
                 raise GenerationError(
                     f"the perplexity of {name} is {result.perplexity}, since the logits are not finite, or too large"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from minigpt.judge.precision import precision_of
+from minigpt.judge.measures import precision_of
 from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
 from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, outcome_of

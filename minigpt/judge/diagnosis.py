@@ -15,10 +15,10 @@ from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.evidence import Network, Sums, Text, predict
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import mistakes_of
-from minigpt.judge.precision import first_of
 from minigpt.judge.reading import Sample
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
+from minigpt.judge.texts import first_of
 from minigpt.judge.truth import Truth
 from minigpt.report.fields import MOST_NOISE, Diagnosed
 

@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from minigpt.judge.measured import Measures
 from minigpt.judge.measures import (
     Distance,
     LogitsMeter,
+    Measures,
     RowDistance,
     Stored,
     against_noise_floor,
     mean_by_rows,
-    perplexity_of,
 )
-from minigpt.judge.reading import Scored
 from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
 from minigpt.judge.verdict import is_far_off
 from minigpt.precision import dtype_name
 from minigpt.report import fields
 from minigpt.report.fields import MOST_NOISE, noise_ratio
+from minigpt.scoring import Scored, perplexity_of
 
 SLACK = 1.1  # an error that is so many times what storing does is explained by it
 LAST_TOKENS = 12  # of a text, which the report shows

@@ -14,11 +14,11 @@ from torch import Tensor
 from minigpt.engines.engine import Engine, TextLogits
 from minigpt.errors import CheckpointError
 from minigpt.files import require_file
-from minigpt.judge.perplexity import read_losses
-from minigpt.judge.reading import Reading, Sample, Scored
+from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.runners import Runner, Step, shape_advice
 from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
+from minigpt.scoring import Scored, read_losses
 
 
 class FileRunner(Runner):

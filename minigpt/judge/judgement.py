@@ -15,7 +15,7 @@ from minigpt.judge import figures as figures_of
 from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
-from minigpt.judge.measured import Measures, measure
+from minigpt.judge.measures import Measures, measure
 from minigpt.judge.runners import Runner
 from minigpt.judge.site_search import SiteSearch, SiteSwap, bisect_sites
 from minigpt.judge.texts import BUILT_IN

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from minigpt.judge.evidence import Network, Prediction, Sums, Text, finished, predict
 from minigpt.judge.head import enough, left_by_a_head
+from minigpt.judge.measures import precision_of
 from minigpt.judge.mistakes import Mistake, Part
 from minigpt.judge.mistakes.text import centred
-from minigpt.judge.precision import precision_of
 from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
 from minigpt.shape import Shape
 

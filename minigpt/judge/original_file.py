@@ -20,8 +20,7 @@ from minigpt.device import resolve_device
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.files import parse_object, replaced, require_file
 from minigpt.judge.checkpoint_facts import CheckpointFacts
-from minigpt.judge.measured import Floor
-from minigpt.judge.perplexity import windows_of
+from minigpt.judge.measures import Floor
 from minigpt.judge.reading import Reading, Sample
 from minigpt.judge.texts import Texts, tokenizer_at
 from minigpt.judge.truth import Truth
@@ -29,6 +28,7 @@ from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name
 from minigpt.report.fields import OWN_NORM
 from minigpt.report.from_json import from_json, plain_type
+from minigpt.scoring import windows_of
 
 VERSION = 7  # of the file
 GRADIENT = "kept.gradient."  # begins the keys of gradients

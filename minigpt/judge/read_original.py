@@ -3,13 +3,15 @@
 T tokens, V vocabulary, C embedding.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.checkpoint import local_place
@@ -21,27 +23,28 @@ from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError, listing
 from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
-from minigpt.judge.kept import StoredReadings
-from minigpt.judge.measured import Floor, measure
-from minigpt.judge.measures import Distance
+from minigpt.judge.measures import Distance, Floor, measure
 from minigpt.judge.own_code import require_own_code
-from minigpt.judge.precision import errors_of, read_in_other_dtypes
-from minigpt.judge.reading import Reading, Sample, Scored
+from minigpt.judge.reading import Reading, Sample, StoredReadings
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import OurRunner, Runner
-from minigpt.judge.texts import Prompts, Texts, notes_on_length, read_texts
+from minigpt.judge.texts import Prompts, Texts, first_of, notes_on_length, read_texts
 from minigpt.judge.truth import Truth
 from minigpt.machine import versions
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import TrueNorm
 from minigpt.norms.registry import lookup
-from minigpt.precision import dtype_name
+from minigpt.precision import WideProducts, dtype_name
 from minigpt.progress import Steps
 from minigpt.recipe import Recipe
+from minigpt.scoring import Scored
 from minigpt.swap.sites import matching
 
 NEW_TOKENS = 32  # after each prompt
 FEW_TOKENS = 4  # where each brings all weights from their files
+OTHER_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+WORK = 1e10  # weights times tokens that are read, but for the first prompt
+MOST_WORK = 1e11  # of the first prompt, if that is read without being asked
 MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64: 1 GiB
 
 
@@ -326,3 +329,51 @@ def _check_named(recipe: Recipe, sites: list[str]) -> None:
                 lookup(norm)
         elif not file.is_file():
             raise NormError(f"cannot read {file}: there is no such file")
+
+
+def read_in_other_dtypes(
+    open_in: Callable[[torch.dtype], AbstractContextManager[Reference]],
+    facts: CheckpointFacts,
+    prompts: Sequence[Sample],
+) -> dict[str, list[Float[Tensor, "seq vocab"]]]:
+    """Return transformers' logits of the first prompts in other dtypes than the original's, by their names.
+
+    transformers computes in the other dtype on the weights as the original's dtype rounds them, which it rounds further
+    if that dtype is narrower. Of a large model there are none.
+
+    Args:
+        open_in: gives transformers' model in a dtype for a block.
+        facts: of the original.
+    """
+    logits: dict[str, list[Tensor]] = {}
+    if facts.weights * len(prompts[0].ids) > MOST_WORK:
+        return logits
+    for other in OTHER_DTYPES:
+        if other == facts.dtype:
+            continue
+        with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
+            with open_in(other) as reference, products_in(other, facts.device):
+                readings = [*reference.read(first_of(prompts, facts.weights, WORK), places=False)]
+            del reference  # before the next one is opened
+            logits[dtype_name(other)] = [reading.logits for reading in readings]
+    return logits
+
+
+def products_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Return a block in which products at a dtype are computed quickly."""
+    if dtype == torch.float16 and device.type == "cpu":
+        return WideProducts()
+    return contextlib.nullcontext()
+
+
+def errors_of(
+    logits: Mapping[str, Sequence[Tensor]], prompts: Sequence[Sample], exact: Mapping[Sample, Reading]
+) -> dict[str, float]:
+    """Return the RMS error of logits of the first prompts in each dtype, by its name."""
+    errors: dict[str, float] = {}
+    for name, of_prompts in logits.items():
+        distance = Distance()
+        for prompt, value in zip(prompts, of_prompts, strict=False):
+            distance.add(value, exact[prompt].logits)
+        errors[name] = distance.rms
+    return errors

@@ -13,8 +13,8 @@ from minigpt.errors import CheckpointError, GenerationError, MiniGPTError
 from minigpt.generation import prompt_ids
 from minigpt.inputs import check_rows
 from minigpt.judge.checkpoint_facts import CheckpointFacts
-from minigpt.judge.perplexity import file_ids, windows_of
 from minigpt.judge.reading import Sample
+from minigpt.scoring import file_ids, windows_of
 from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
@@ -253,3 +253,14 @@ def file_windows(ids: list[int], config: Shape) -> list[Sample]:
         length = end - start
         windows.append(Sample(ids[start:end], length, first - 1 - start, counted, start))
     return windows
+
+
+def first_of(prompts: Sequence[Sample], weights: int, work: float) -> list[Sample]:
+    """Return the first prompts: one at least, and as many as take ``work``, weights times tokens."""
+    first, tokens = list[Sample](), 0
+    for prompt in prompts:
+        tokens += len(prompt.ids)
+        if first and tokens * weights > work:
+            break
+        first.append(prompt)
+    return first

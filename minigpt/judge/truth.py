@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
-from minigpt.judge.measured import Floor
+from minigpt.judge.measures import Floor
 from minigpt.judge.reading import Reading, Sample, as_batch
 from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm

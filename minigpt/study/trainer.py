@@ -13,9 +13,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from minigpt.device import resolve_device
 from minigpt.errors import ConfigError
 from minigpt.files import remove
-from minigpt.judge.perplexity import read_windows, score
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
+from minigpt.scoring import read_windows, scored
 from minigpt.study.resume import TRAINED_WEIGHTS, is_cut, reading, resumable_step, writing
 from minigpt.study.schedule import NormSchedule
 from minigpt.study.settings import DivergedError, Training
@@ -108,7 +108,7 @@ class SwapTrainer(Trainer):
         model.eval()
         losses = []
         for (_start, first, end), parts in read_windows(read, self.held_out, self.context):
-            losses.append(score(end - first, parts).loss)
+            losses.append(scored(end - first, parts).loss)
         model.train()
         metrics = {"eval_loss": sum(losses) / max(1, len(self.held_out) - 1)}
         self.log(metrics)

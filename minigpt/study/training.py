@@ -20,7 +20,6 @@ from minigpt.errors import CheckpointError, ConfigError, GenerationError, to_ins
 from minigpt.files import finite, hash_json, locked, write_atomically
 from minigpt.host import Shape
 from minigpt.inputs import check_known
-from minigpt.judge.perplexity import join_texts, texts_in
 from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.norms.foreign.arrays import require_gradients
@@ -28,6 +27,7 @@ from minigpt.norms.textbook import FusedLayerNorm
 from minigpt.precision import HALVES
 from minigpt.progress import Progress
 from minigpt.recipe import Recipe
+from minigpt.scoring import join_texts, texts_in
 from minigpt.study.export import can_save_frozen, save_frozen
 from minigpt.study.resume import note_cut, remove_cut, resumable_step, writing
 from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm

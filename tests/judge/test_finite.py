@@ -13,7 +13,7 @@ from checkpoints import edit_tensors, reference, saved
 from torch import Tensor
 
 import minigpt
-from minigpt.judge.perplexity import Scored, require_numbers
+from minigpt.scoring import Scored, require_numbers
 
 SHORT: dict[str, Any] = {"device": "cpu", "prompts": [[5, 17, 3, 80, 41, 9], [60, 2]], "max_new_tokens": 1}
 

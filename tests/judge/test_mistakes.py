@@ -13,11 +13,11 @@ from torch import Tensor
 
 import minigpt
 from minigpt.judge.evidence import Network, Prediction, Text
+from minigpt.judge.measures import precision_of
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.norms import FormulaNorm, wrong_norms
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
-from minigpt.judge.precision import precision_of
 from minigpt.norms.formulas import CURES, tables
 from minigpt.norms.registry import KINDS
 from minigpt.report.parity_report import ParityReport

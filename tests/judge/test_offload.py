@@ -21,9 +21,8 @@ from torch import nn
 
 import minigpt
 from minigpt.files import TemporaryFolder
-from minigpt.judge.kept import StoredReadings
-from minigpt.judge.reading import Reading, Sample
-from minigpt.judge.together import groups_of, of_text, reads_apart, right_padded
+from minigpt.judge.reading import Reading, Sample, StoredReadings
+from minigpt.judge.runners import groups_of, of_text, reads_apart, right_padded
 
 ASKED: dict[str, Any] = {"device": "cpu", "max_new_tokens": 3, "prompts": [[5, 6, 7, 8], [9, 10, 11]]}
 SLOW = ["qwen3", "qwen2", "mistral", "pythia", "phi", "bloom", "falcon", "olmo2", "mamba", "mixtral", "cohere", "opt"]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,26 @@ from minigpt.errors import GenerationError
 from minigpt.files import is_json_lines, read_text
 from minigpt.host import host_of
 from minigpt.inputs import check_known
-from minigpt.judge.measures import AT_ONCE, perplexity_of
-from minigpt.judge.reading import Scored
 from minigpt.model import GPT2
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress
 from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
 
+AT_ONCE = 128  # positions whose logits are read together: the logits of 1,024 take 400 MB in float64
+
 Window = tuple[int, int, int]  # start, first token that counts, end
 WindowReader = Callable[[list[int], int], Iterable[Tensor]]
 """A function of the ids of a window and of how many of its last tokens count: logits (counted, V) that predict these,
 in parts (parts, V)."""
+
+
+class Scored(NamedTuple):
+    """A model's predictions in one window: the tokens that count, and sums over them of loss and entropy, in nats."""
+
+    tokens: int
+    loss: float
+    entropy: float
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ def perplexity(
 
     The text is read in windows, as transformers' page on the perplexity of fixed-length models does it. Each token
     counts once, in the first window that has it. ``minigpt.parity(text=...)`` computes the same with the defaults, and
-    ``measure`` returns the protocol too.
+    ``measure_perplexity`` returns the protocol too.
 
     Args:
         stride: tokens from the beginning of a window to that of the next; half the window by default. At the whole
@@ -89,10 +97,10 @@ def perplexity(
         GenerationError: if the text has fewer than two tokens or one that the model has no embedding for, ``window`` or
             ``stride`` is out of range, the checkpoint has no beginning-of-text token, or the model's logits are NaN.
     """
-    return measure(model, tokenizer, text, stride, bos, window=window, progress=progress).perplexity
+    return measure_perplexity(model, tokenizer, text, stride, bos, window=window, progress=progress).perplexity
 
 
-def measure(
+def measure_perplexity(
     model: nn.Module,
     tokenizer: Tokenizer,
     text: str,
@@ -220,7 +228,7 @@ def read_losses(
     for (_, first, end), parts in read_windows(read, ids, window, stride, bos):
         if progress is not None:
             progress(f"token {first:,} of {len(ids):,}", first / len(ids))
-        rows.append(score(end - first, parts))
+        rows.append(scored(end - first, parts))
     return rows
 
 
@@ -246,7 +254,7 @@ def with_targets(logits: Iterable[Tensor], targets: Sequence[int]) -> Iterator[t
         start = end
 
 
-def score(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
+def scored(tokens: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Scored:
     """Return the sums over a window's parts, computed in float64."""
     loss = entropy = 0.0
     for logits, targets in parts:
@@ -378,3 +386,9 @@ def mean_perplexities(results: list[Perplexity]) -> dict[str, float]:
         "loss_by_text": by_text,
         "scored": scored,
     }
+
+
+def perplexity_of(loss: float, targets: int) -> float:
+    """exp of the mean loss in nats; NaN if there was nothing to predict, infinite if it overflows."""
+    total = torch.tensor(loss, dtype=torch.float64)
+    return (total / targets).exp().item()

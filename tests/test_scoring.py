@@ -14,8 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minigpt
-from minigpt.judge.measures import perplexity_of
-from minigpt.judge.perplexity import Perplexity, file_ids, mean_perplexities, measure, window_losses, windows_of
+from minigpt.scoring import (
+    Perplexity,
+    file_ids,
+    mean_perplexities,
+    measure_perplexity,
+    perplexity_of,
+    window_losses,
+    windows_of,
+)
 
 TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. " * 8
 
@@ -78,7 +85,7 @@ def test_it_is_that_of_a_plain_loop_of_transformers(dtype: torch.dtype, stride: 
     expected, scored = as_transformers_does(demo, text, dtype, stride or 128, 0 if bos else None)
     model = minigpt.from_pretrained(demo, dtype=str(dtype).removeprefix("torch."), device="cpu")
     tokenizer = minigpt.Tokenizer.from_pretrained(demo)
-    result = measure(model, tokenizer, text, stride, bos)
+    result = measure_perplexity(model, tokenizer, text, stride, bos)
     print(result.perplexity, expected, result.protocol)
     assert result.perplexity == pytest.approx(expected, rel=1e-11 if dtype == torch.float64 else 1e-5)
     assert minigpt.perplexity(model, tokenizer, text, stride=stride, bos=bos) == result.perplexity
@@ -211,7 +218,7 @@ def test_transformers_page_follows_from_the_rows(stride: int, demo: tuple) -> No
         if end_loc == seq_len:
             break
     page = torch.exp(torch.as_tensor(nll_sum / n_tokens)).item()
-    assert page_of_transformers(measure(model, tokenizer, STORY, stride)) == pytest.approx(page, rel=1e-6)
+    assert page_of_transformers(measure_perplexity(model, tokenizer, STORY, stride)) == pytest.approx(page, rel=1e-6)
 
 
 @torch.inference_mode()
@@ -219,16 +226,16 @@ def test_a_shorter_window_is_a_shorter_past(demo: tuple) -> None:
     model, tokenizer, _ = demo
     place = Path(minigpt.__file__).parent / "demo"
     expected, _ = as_transformers_does(place, STORY, torch.float64, 20, window=50)
-    assert measure(model, tokenizer, STORY, 20, window=50).perplexity == pytest.approx(expected, rel=1e-9)
+    assert measure_perplexity(model, tokenizer, STORY, 20, window=50).perplexity == pytest.approx(expected, rel=1e-9)
     for window in (1, 257):
         with pytest.raises(minigpt.GenerationError, match="window must be from 2 to 256, the model's context, got"):
-            measure(model, tokenizer, STORY, window=window)
+            measure_perplexity(model, tokenizer, STORY, window=window)
 
 
 def test_several_texts_have_a_mean_by_token_and_one_by_text(demo: tuple, tmp_path: Path) -> None:
     model, tokenizer, _ = demo
     texts = ["Once upon a time there was a girl.", STORY]
-    first, second = results = [measure(model, tokenizer, text) for text in texts]
+    first, second = results = [measure_perplexity(model, tokenizer, text) for text in texts]
     means = mean_perplexities(results)
     total = first.loss * first.scored + second.loss * second.scored
     assert means["perplexity"] == pytest.approx(math.exp(total / (first.scored + second.scored)))
