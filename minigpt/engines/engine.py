@@ -38,10 +38,12 @@ class Engine(ABC):
     Attributes:
         settings: what changes numbers or time, in the program's own words, as it is in force.
         vocab_size, context: how many tokens the model knows, and reads at once; None if the file does not say.
+        by_one: whether it reads a text with its cache, one token at a time.
     """
 
     vocab_size: int | None = None
     context: int | None = None
+    by_one: bool = False
 
     def __init__(self, file: str | Path, package: str, program: str | None = None) -> None:
         self.file = Path(file)
@@ -83,7 +85,8 @@ class Engine(ABC):
         """
         self._check(ids)
         with self.reading(ids):
-            logits = self._whole(ids)
+            step = self._begun(ids) if self.by_one else None
+            logits = self._whole(ids) if step is None else step(ids)
         return self._checked(logits, len(ids))
 
     def start(self, ids: list[int]) -> StepFunction | None:
@@ -99,7 +102,7 @@ class Engine(ABC):
         """
         self._check(ids)
         with self.reading(ids):
-            step = self._start(ids)
+            step = self._begun(ids)
         if step is None:
             return None
 
@@ -109,6 +112,12 @@ class Engine(ABC):
             return self._checked(logits, 1)
 
         return read
+
+    def _begun(self, ids: list[int]) -> StepFunction | None:
+        step = self._start(ids)
+        if step is None or not self.by_one:
+            return step
+        return lambda piece: np.concatenate([step([token]) for token in piece])
 
     @abstractmethod
     def _whole(self, ids: list[int]) -> Any:

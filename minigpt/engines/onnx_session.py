@@ -63,6 +63,7 @@ class OnnxSession(Engine):
         outputs = _ports_of_session(self.session.get_outputs())
         self.graph = Graph(str(self.file), inputs, outputs)
         self.context = self.graph.fixed
+        self.by_one = self.graph.by_one and self.graph.has_cache
         self.names = [port.name for port in outputs]
         self.settings = {
             "providers": ",".join(self.session.get_providers()),
@@ -151,5 +152,6 @@ def _ports_of_session(nodes: Sequence[Any]) -> list[Port]:
     ports = []
     for node in nodes:
         kind: str = node.type.removeprefix("tensor(").removesuffix(")")
-        ports.append(Port(node.name, NUMPY_NAMES.get(kind) or kind, tuple(node.shape)))
+        sizes = (int(size) if str(size).isdigit() else size for size in node.shape)  # a name may be a number
+        ports.append(Port(node.name, NUMPY_NAMES.get(kind) or kind, tuple(sizes)))
     return ports

@@ -59,6 +59,7 @@ class OpenVinoRequest(Engine):
         for place, port in enumerate(outputs):
             self.places[port.name] = place
         self.has_states = bool(self.request.query_state())
+        self.by_one = self.graph.by_one and (self.has_states or self.graph.has_cache)
         reported = REPORTED
         if self.has_states:
             reported = (*REPORTED, OF_STATES)

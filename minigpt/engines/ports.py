@@ -1,7 +1,7 @@
 """Inputs and outputs of a model's graph, and what to put in: ids, mask, positions, a past that is empty or was given.
 
-Graphs of ONNX and OpenVINO name them as torch's exporter, optimum, onnxruntime's tools and transformers.js do. An input
-that is none of these is an error: a guess would be another model.
+Graphs of ONNX and OpenVINO name them as the exporters of torch and transformers, optimum, onnxruntime's tools and
+transformers.js do. An input that is none of these is an error: a guess would be another model.
 
 B batch, T tokens.
 """
@@ -40,7 +40,7 @@ PATTERNS: tuple[tuple[Role, str], ...] = (  # the first pattern that is found in
     (Role.KEPT, r"^(num_)?logits_to_keep$"),
     (Role.ROW, r"^beam_idx$"),
     (Role.PLACES, r"^cache_position$"),
-    (Role.PAST, r"past|^cache_|_cache$|^kv_|key_cache|value_cache"),
+    (Role.PAST, r"past|^cache_|_cache$|^kv_|key_cache|value_cache|^(input\.)?cache\."),
     (Role.MASK, r"mask"),
     (Role.POSITIONS, r"position"),
     (Role.SEGMENTS, r"^token_type_ids$"),
@@ -79,6 +79,7 @@ class Graph:
         logits: the name of the output that has them.
         pasts: each input of the past, with the output that continues it; None where no output does.
         fixed: how many tokens the graph reads, if that is fixed.
+        by_one: whether it gives the logits of one token at a time: a text is read with its cache.
         rows: how many texts the graph reads at once.
 
     Raises:
@@ -94,11 +95,13 @@ class Graph:
         if len(ids) != 1 or len(ids[0].shape) != 2:
             described = _described(inputs)
             raise CheckpointError(f"{file} must take ids of shape (B, T) by one input, and its inputs are {described}")
-        self.logits = self._logits(outputs)
+        logits = self._logits(outputs)
+        self.logits = logits.name
         self.pasts = self._continued(outputs)
         rows, tokens = ids[0].shape
         self.rows = _fixed_size(rows) or 1
-        self.fixed = _fixed_size(tokens)
+        self.by_one = 1 in (tokens, *logits.shape[1:-1])
+        self.fixed = None if tokens == 1 else _fixed_size(tokens)
 
     @property
     def has_cache(self) -> bool:
@@ -118,20 +121,20 @@ class Graph:
             return Role.IDS
         raise CheckpointError(f"{self.file} has the input {port.described()}, which is none that a judge can fill")
 
-    def _logits(self, outputs: Sequence[Port]) -> str:
+    def _logits(self, outputs: Sequence[Port]) -> Port:
         """Return the output that has logits: by its name, else the first with three dimensions that is no cache."""
         for port in outputs:
             if port.name == "logits":
-                return port.name
+                return port
         for port in outputs:
             is_cache = re.search(r"present|past|cache", port.name.lower())
             if len(port.shape) in (2, 3) and port.dtype in FLOATING and not is_cache:
-                return port.name
+                return port
         described = _described(outputs)
         raise CheckpointError(f"{self.file} must give logits of shape (B, T, V), and its outputs are {described}")
 
     def _continued(self, outputs: Sequence[Port]) -> dict[Port, str | None]:
-        """Return the inputs of the past, each with the output that has its name with "present", else its place."""
+        """Return the inputs of the past, each with the output that has its name but for a word, else its place."""
         pasts = self._of_role(Role.PAST)
         others = [port.name for port in outputs if port.name != self.logits]
         by_stem: dict[str, str] = {}
@@ -233,4 +236,6 @@ def _described(ports: Sequence[Port]) -> str:
 
 def _stem(name: str) -> str:
     """Return the name of a past or of what continues it, without the word in which they differ."""
-    return re.sub(r"past_key_values|past_key_value|present_key_values|present|past", "", name.lower()).strip("._")
+    return re.sub(
+        r"past_key_values|past_key_value|present_key_values|present|past|^input|^output", "", name.lower()
+    ).strip("._")

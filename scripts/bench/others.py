@@ -11,6 +11,7 @@ ctranslate2 llama-cpp-python gguf``.
 import importlib
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.bench.generate import KIND_NAMES, OTHERS
+from minigpt.checkpoint.contents import TOKENIZER_FILES, known_files
 from minigpt.cli import main
 from minigpt.errors import ConfigError
 from minigpt.judge.reference import quiet_transformers
@@ -50,9 +52,9 @@ class CTranslate2:
 
 
 def write_ctranslate2(folder: str, kind: str) -> str:
-    """Write the checkpoint in CTranslate2's format beside it; return the place.
+    """Write the checkpoint in CTranslate2's format into its folder; return the place.
 
-    CTranslate2's converter needs a tokenizer, to count the tokens: they are t0, t1, t2 and so on.
+    CTranslate2's converter needs a tokenizer, to count the tokens: they are t0, t1, t2 and so on, in a copy.
 
     Raises:
         ConfigError: if CTranslate2 does not compute in that kind on this processor.
@@ -69,9 +71,12 @@ def write_ctranslate2(folder: str, kind: str) -> str:
     vocabulary = {f"t{token}": token for token in range(AutoConfig.from_pretrained(folder).vocab_size)}
     words = Words(models.WordLevel(vocabulary, unk_token="t0"))
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), f"t{len(vocabulary) - 1}")
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
-    with quiet_transformers():
-        return TransformersConverter(folder).convert(f"{folder}/ctranslate2-{kind}", quantization=kind, force=True)
+    with tempfile.TemporaryDirectory() as copy, quiet_transformers():
+        for file in known_files(Path(folder)):
+            if file.name not in TOKENIZER_FILES:
+                Path(copy, file.name).symlink_to(file.resolve())
+        PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(copy)
+        return TransformersConverter(copy).convert(f"{folder}/ctranslate2-{kind}", quantization=kind, force=True)
 
 
 class LlamaCpp:

@@ -44,7 +44,8 @@ class Writer:
     """Writes a GPT-2 of transformers as a graph.
 
     Args:
-        past: none; "layers", a key and a value of each layer (B, H, P, D); or "stacked", both in one (2, B, H, P, D).
+        past: none; "layers", a key and a value of each layer (B, H, P, D); "cache", the same as transformers' exporter
+            names them, with sizes for names; or "stacked", both in one (2, B, H, P, D).
         named_heads: whether the size of a head is a name, which genai_config.json says, as with onnxruntime-genai.
         merged: whether the graph is told if there is a past, and else leaves it out.
         mask, positions: whether it takes them.
@@ -123,6 +124,9 @@ class Writer:
             parts = [g.add("Gather", both, g.keep(i, np.int64), axis=0) for i in range(2)]
         else:
             names = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
+            if self.past == "cache":
+                names = [f"input.cache.layers.{layer}.{part}" for part in ("keys", "values")]
+                sizes = [1, str(heads), "s12", str(head_size)]
             parts = [self._input(name, sizes, TensorProto.FLOAT) for name in names]
         if self.merged:
             none = g.keep([0])
@@ -159,6 +163,8 @@ class Writer:
         g, heads = self.g, self.config.n_head
         sizes = ["batch_size", heads, "total", self.config.n_embd // heads]
         names = {f"present.{layer}.key": k, f"present.{layer}.value": v}
+        if self.past == "cache":
+            names = {f"output.cache.layers.{layer}.keys": k, f"output.cache.layers.{layer}.values": v}
         if self.past == "stacked":
             both = [g.add("Unsqueeze", part, g.keep([0])) for part in (k, v)]
             names, sizes = {f"present_{layer}": g.add("Concat", *both, axis=0)}, [2, *sizes]

@@ -27,6 +27,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "optimum with past": {"mask": True, "positions": True, "past": "layers"},
     "past without mask": {"past": "layers"},
     "transformers.js": {"mask": True, "positions": True, "past": "layers", "merged": True},
+    "transformers": {"positions": True, "past": "cache"},
+    "transformers, one token": {"positions": True, "past": "cache", "tokens": 1},
+    "optimum, last position": {"mask": True, "positions": True, "past": "layers", "last": True},
     "onnxruntime-genai": {"mask": True, "past": "layers", "named_heads": True},
     "onnxruntime's tools": {"positions": True, "mask": True, "past": "stacked", "int32": True},
 }
@@ -46,10 +49,9 @@ def test_every_form_is_the_model(
     assert "onnxruntime" in report.notes[0]
 
 
-def test_tokens_one_by_one_are_those_of_transformers(hf_model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    check_cache(
-        engines.onnx(onnx_gpt2.write(hf_model, tmp_path / "gpt2.onnx", **FORMS["transformers.js"])), hf_model, 1e-4
-    )
+@pytest.mark.parametrize("form", ["transformers.js", "transformers", "transformers, one token"])
+def test_tokens_one_by_one_are_those_of_transformers(form: str, hf_model: GPT2LMHeadModel, tmp_path: Path) -> None:
+    check_cache(engines.onnx(onnx_gpt2.write(hf_model, tmp_path / "gpt2.onnx", **FORMS[form])), hf_model, 1e-4)
 
 
 def test_a_call_takes_rows_of_ids_in_any_array(hf_model: GPT2LMHeadModel, tmp_path: Path) -> None:

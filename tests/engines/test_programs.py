@@ -38,7 +38,10 @@ def gguf_file(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def ctranslate2_folder(place: Path) -> Path:
     needs("ctranslate2")
-    return Path(others.write_ctranslate2(str(place), "float32"))
+    before = {file: file.read_bytes() for file in place.iterdir() if file.is_file()}
+    folder = Path(others.write_ctranslate2(str(place), "float32"))
+    assert {file: file.read_bytes() for file in place.iterdir() if file.is_file()} == before
+    return folder
 
 
 @pytest.fixture(scope="module")
