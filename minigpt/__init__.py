@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from minigpt.checkpoint import load_norms
     from minigpt.checkpoint.save import save_pretrained
     from minigpt.config import GPT2Config
+    from minigpt.conformance import check_norm
     from minigpt.errors import CheckpointError, ConfigError, GenerationError, MiniGPTError, NormError
     from minigpt.generation import generate, stream
     from minigpt.host import norm_sites
+    from minigpt.judge.look import site_statistics
     from minigpt.judge.original import Original, parity
     from minigpt.model import GPT2, KVCache
     from minigpt.norms import LayerNorm
@@ -31,9 +33,11 @@ _HOMES = {
     "checkpoint": "load_norms",
     "checkpoint.save": "save_pretrained",
     "config": "GPT2Config",
+    "conformance": "check_norm",
     "errors": "CheckpointError ConfigError GenerationError MiniGPTError NormError",
     "generation": "generate stream",
     "host": "norm_sites",
+    "judge.look": "site_statistics",
     "judge.original": "Original parity",
     "model": "GPT2 KVCache",
     "norms": "LayerNorm",

@@ -16,6 +16,11 @@ from minigpt.config import GPT2Config
 from minigpt.device import has_values
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
 
+FOR_PIPELINES = (
+    "a minigpt.GPT2 is no model of transformers; minigpt.hf.GPT2LMHeadModel.from_pretrained(SOURCE) opens the same "
+    "checkpoint for transformers' tools, and takes norm= too"
+)
+
 
 class Cache(Protocol):
     """The attributes of a ``minigpt.model.KVCache`` that a check reads."""

@@ -1,6 +1,8 @@
 """The progress of work that has steps."""
 
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -14,12 +16,12 @@ class Steps:
     """A counter of steps.
 
     Args:
-        progress: called at the beginning of each step, unless it is None.
+        progress: called at the beginning of each step. None shows the steps in a notebook, and nothing elsewhere.
         total: the number of steps, if it is known.
     """
 
     def __init__(self, progress: Progress | None, total: int = 0) -> None:
-        self.progress, self.total, self.begun = progress, total, 0
+        self.progress, self.total, self.begun = progress or _in_notebook(self), total, 0
         self.step, self.step_started = "", time.monotonic()
 
     def __call__(self, step: str) -> None:
@@ -42,6 +44,16 @@ class Steps:
                 done = (self.begun - 1 + min(share, LARGEST_SHARE)) / max(self.total, self.begun)
                 self.progress(f"{self.step}: text {number} of {total}{time_left(seconds, share)}", done)
             yield reading
+
+
+def _in_notebook(work: object) -> Progress | None:
+    """Return a progress that a notebook shows in one line, until ``work`` is done; None outside of a notebook."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    line = ipython.display.display({"text/plain": "starting"}, raw=True, display_id=True)
+    weakref.finalize(work, line.update, {"text/plain": ""}, raw=True)
+    return lambda step, done: line.update({"text/plain": f"{done:.0%}: {step}"}, raw=True)
 
 
 def time_left(seconds: float, share: float) -> str:

@@ -79,6 +79,9 @@ class Tokenizer:
         if isinstance(model, models.Unigram) and hasattr(model, "alpha"):  # older tokenizers cannot sample
             model.alpha = None
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer: {self.kind} of {self.vocab_size:,} tokens>"
+
     @classmethod
     def from_pretrained(
         cls, source: str | Path = "demo", *, revision: str | None = None, local_files_only: bool = False

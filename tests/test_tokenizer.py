@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -563,3 +564,7 @@ def test_a_vocabulary_with_a_gap_is_judged_served_and_written(tmp_path: Path) ->
     minigpt.serve.app({"gap": model}, tokenizer=tokenizer)
     new = list(minigpt.stream(model, tokenizer, "gap", max_new_tokens=5, temperature=9.0, do_sample=True, seed=1))
     assert isinstance("".join(new), str)
+
+
+def test_a_tokenizer_says_what_it_is() -> None:
+    assert re.fullmatch(r"<Tokenizer: byte-level BPE of [\d,]+ tokens>", repr(Tokenizer.from_pretrained("demo")))

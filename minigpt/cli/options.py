@@ -116,7 +116,9 @@ class Command(TyperCommand):
 
     def get_help_option(self, ctx: Any) -> Any:
         option: Any = super().get_help_option(ctx)
-        option.metavar, option.rich_help_panel = "", getattr(self.params[-1], "rich_help_panel", None)
+        option.metavar = ""
+        last: Any = self.params[-1]
+        option.rich_help_panel = last.rich_help_panel
         return option
 
 
@@ -127,7 +129,9 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     Args, its other sections and SHARED describe the parameters, and its Examples end the help.
     """
     summary, sections, examples = _help_of(command)
-    about = SHARED | {name: text for section in sections.values() for name, text in section.items()}
+    about = dict(SHARED)
+    for section in sections.values():
+        about |= section
     declared = inspect.signature(command).parameters
     groups: dict[str, str] = {}
     if "recipe" in declared or "recipes" in declared:
@@ -152,7 +156,7 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
             raise typer.Exit(128 + 13) from None
 
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
-    parameters.sort(key=partial(_place_of, places=[*groups]))
+    parameters.sort(key=partial(_help_order, places=[*groups]))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     hints: dict[str, Any] = {}
     for parameter in parameters:
@@ -174,10 +178,12 @@ def _groups_of(sections: Mapping[str, Collection[str]]) -> dict[str, str]:
     return groups
 
 
-def _place_of(parameter: inspect.Parameter, places: list[str]) -> tuple[int, int]:
+def _help_order(parameter: inspect.Parameter, places: list[str]) -> tuple[int, int]:
     """Return where a parameter stands in the help: arguments as declared, options by their groups."""
-    is_option = parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name in places
-    return parameter.kind, places.index(parameter.name) if is_option else -1
+    place = -1
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name in places:
+        place = places.index(parameter.name)
+    return parameter.kind, place
 
 
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
@@ -323,12 +329,15 @@ def _with_model_first(words: list[str]) -> list[str]:
     """Return the words of a command of MODEL_FIRST with its --model as the first of them."""
     if not words or words[0] not in MODEL_FIRST:
         return words
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == "--model" and equals:
-            return [words[0], value, *words[1:index], *words[index + 1 :]]
-        if name == "--model" and index + 1 < len(words):
-            return [words[0], words[index + 1], *words[1:index], *words[index + 2 :]]
+    command, *others = words
+    for index, word in enumerate(others):
+        name, equals, model = word.partition("=")
+        if name != "--model":
+            continue
+        del others[index]
+        if not equals and index < len(others):
+            model = others.pop(index)
+        return [command, model, *others]
     return words
 
 

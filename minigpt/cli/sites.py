@@ -26,9 +26,9 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
         minigpt sites demo --text tales.txt
         minigpt sites gpt2 --text wiki.txt --html sites.html
 
-        A site whose output a constant deviation explains well is safe to freeze. It reads at most 16 rows of the text.
+        A site with little unexplained is safe to freeze. It reads at most 16 rows of the text.
     """
-    from minigpt.judge.look import look, look_parts
+    from minigpt.judge.look import look_parts, site_statistics
     from minigpt.report.page import render
     from minigpt.report.parts import Sheet
     from minigpt.report.terminal import printed
@@ -42,7 +42,7 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
             raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
         ids = rows_of_text(model, tokenizer, text)
         say(f"reading {text}", 0.5)
-        seen = look(model, ids)
+        seen = site_statistics(model, ids)
     tokens = ids.numel()
     width = ids.shape[1]
     about = f"{tokens:,} tokens of {text}, in rows of {width:,}"

@@ -32,6 +32,7 @@ from minigpt.progress import Progress, Steps
 from minigpt.watch import watched
 
 UNLIMITED = 10**6  # programs
+MOST_FAILURES = 5  # failed cases that are printed
 DYNAMO = "torch._dynamo"
 CASES = [*VALUE_CASES, *BEHAVIOUR_CASES, *GRADIENT_CASES, *COMPILE_CASES]
 COVERAGE = (
@@ -71,6 +72,13 @@ class ConformanceReport:
     cases: list[CaseResult]
     mistakes: list[NamedMistake]  # empty if the norm passed
     coverage: str = COVERAGE
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, for a notebook."""
+        from minigpt.conformance.summary import conformance_page
+        from minigpt.report.page import framed
+
+        return framed(f"{self.norm}: conformance", conformance_page(self))
 
     @property
     def passed(self) -> bool:
@@ -145,18 +153,18 @@ class ConformanceReport:
         )
 
     def __str__(self) -> str:
-        """Return the verdict, the diagnoses, the failed cases and the notes, a line each."""
-        judgement = f"is {KINDS[self.kind]}"
-        if not self.passed:
-            wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
-            judgement = f"is not {KINDS[self.kind]} at {wrong}"
+        """Return the verdict with the first mistake, the other mistakes, the first failed cases and the notes."""
         judged = [case for case in self.cases if case.is_judged]
         counted = f"{len(judged) - len(self.failures)} of {len(judged)} cases pass"
-        lines = [f"{self.norm} {judgement} on {self.device}: {counted}"]
-        for diagnosis in self.diagnoses:
-            lines.append(f"diagnosis: {diagnosis}")
-        for case in self.failures:
-            lines.append(str(case))
+        lines = [f"{self.norm} is {KINDS[self.kind]} on {self.device}: {counted}"]
+        if not self.passed:
+            wrong = ", ".join(dtype for dtype, passed in self.dtypes.items() if not passed)
+            first, *others = self.diagnoses
+            lines = [f"{self.norm} is not {KINDS[self.kind]} at {wrong} on {self.device}: {first}"]
+            lines += [*(f"also: {mistake}" for mistake in others), counted]
+        lines += map(str, self.failures[:MOST_FAILURES])
+        if len(self.failures) > MOST_FAILURES:
+            lines.append(f"and {len(self.failures) - MOST_FAILURES} more, in the report's ``failures``")
         for note in self.notes:
             lines.append(f"note: {note}")
         return "\n  ".join(lines)

@@ -19,21 +19,21 @@ from minigpt.inputs import check_rows
 from minigpt.report.charts import Maps
 from minigpt.report.fields import Form, Shown
 from minigpt.report.numerals import brief, percent
-from minigpt.report.parts import Cell, Number, Part, cells, titles
+from minigpt.report.parts import Cell, Part, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
 from minigpt.swap.sites import host_with_norms
 
 MOST_CHANNELS = 3
 ABOUT = (
     "Deviation and spread are mean and standard deviation over the tokens after the first. The mean's share is of a "
-    "row's mean square. The largest channels have most of the variance. What a constant explains is R squared of the "
-    "output with a constant deviation."
+    "row's mean square. Unexplained is the share of the output that the norm loses if it divides by a constant (1 - R "
+    "squared). The largest channels have most of the variance."
 )
 SHADES = "A stronger colour is a larger number, on a logarithmic scale."
 SITE_MAPS: tuple[tuple[str, str, str, Form], ...] = (  # a field, its title, what it is, and its form
     ("deviation", "Deviation", "the mean deviation of a row, which LayerNorm divides by", brief),
     ("mean_share", "The mean's share", "the mean's part in a row's mean square, which RMSNorm leaves in", percent),
-    ("unexplained", "Lost by freezing", "the share of the output that a constant deviation does not explain", percent),
+    ("unexplained", "Unexplained", "the share of the output that the norm loses if it divides by a constant", percent),
 )
 
 
@@ -55,9 +55,9 @@ class SiteStatistics:
         deviation_spread: its standard deviation over the same tokens.
         deviation_first: its mean over first tokens.
         mean_share: the share of a row's mean square that the square of its mean is, over all tokens.
+        unexplained: the share of the norm's output that it loses (1 - R squared) if it divides by constants, as
+            ``frozen`` does, and keeps its scale and shift.
         channels: those with most of the variance, summed over all tokens.
-        unexplained: the share of the norm's output that it does not explain (1 - R squared) if it divides by
-            constants, as ``frozen`` does, and keeps its scale and shift.
     """
 
     site: str
@@ -65,15 +65,16 @@ class SiteStatistics:
     deviation_spread: Annotated[float, Shown("spread")]
     deviation_first: Annotated[float, Shown("first token")]
     mean_share: Annotated[float, Shown("mean's share", percent)]
+    unexplained: Annotated[float, Shown("unexplained", percent)]
     channels: list[Channel]
-    unexplained: float
 
 
 @torch.inference_mode()
-def look(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistics]:
+def site_statistics(model: nn.Module, input_ids: Int[Tensor, "batch seq"]) -> list[SiteStatistics]:
     """Return what each norm is given when the model reads ``input_ids`` (B, T), in the order of the data.
 
     A norm of queries or keys is given a row for each head; its heads count as texts.
+    ``pandas.DataFrame(site_statistics(model, ids))`` has a row for each norm, and a column for each attribute.
 
     Args:
         model: a ``minigpt.GPT2``, or any causal language model of transformers.
@@ -180,7 +181,7 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
     for key, title, caption, form in SITE_MAPS:
         maps = Maps(figures, {key: caption}, form)
         parts.append(Part(key, title, SHADES, drawing="maps", data=maps, brief=0))
-    heads = ("norm site", *titles(SiteStatistics), "largest channels", "constant explains")
+    heads = ("norm site", *titles(SiteStatistics), "largest channels")
     rows = [_row_of(site) for site in sites]
     parts.append(Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows))
     return parts
@@ -188,8 +189,7 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
 
 def _row_of(site: SiteStatistics) -> tuple[Cell, ...]:
     """Return a site's row of the table."""
-    explained = Number(1 - site.unexplained, percent)
-    return (site.site, *cells(SiteStatistics, site), _channels(site), explained)
+    return (site.site, *cells(SiteStatistics, site), _channels(site))
 
 
 def _channels(site: SiteStatistics) -> str:

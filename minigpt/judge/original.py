@@ -82,6 +82,10 @@ class Original:
         say = Steps(progress, total=5)
         self.truth = read_original(recipe, against, beside, prompts, text, max_new_tokens, gradients, say)
 
+    def __repr__(self) -> str:
+        facts, texts = self.truth.facts, self.truth.texts
+        return f"<Original {facts.source} at {dtype_name(facts.dtype)}: {len(texts.prompts)} prompts, {facts.device}>"
+
     @classmethod
     def read(cls, source: str | Path | Recipe = "demo", **options: Any) -> "Original":
         """Return the original that transformers reads now; arguments and errors as for the class."""
@@ -278,7 +282,10 @@ def parity(
     if is_recipe:
         original = Original(candidate, against=against, **texts)
     elif against is None:
-        raise ConfigError("must name the original of a candidate that is no source", argument="against")
+        raise ConfigError(
+            "must be given: the model that this module or function must equal, as a name or a folder",
+            argument="against",
+        )
     else:
         original = Original(against, **_options_of(candidate) | opening, **texts)
     return original.judge(

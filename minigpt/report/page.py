@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from minigpt.errors import listing
 from minigpt.report import charts, overview, sentences
@@ -64,6 +64,11 @@ def render(title: str, sheets: Sequence[Sheet], template: str = "page.html") -> 
     """Return a page of sheets. Text is escaped, unless it is ``Markup`` already."""
     page = _environment().get_template(template)
     return page.render(title=title, sheets=sheets)
+
+
+def framed(title: str, page: str) -> str:
+    """Return a page in a frame, since its styles must not reach the notebook that shows it."""
+    return f'<iframe title="{escape(title)}" srcdoc="{escape(page)}" width="100%" height="800"></iframe>'
 
 
 def printable(text: object) -> str:

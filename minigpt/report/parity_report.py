@@ -1,7 +1,6 @@
 """The object that a judgement returns, which is the JSON of ``minigpt parity``, its terminal summary and its page."""
 
 import dataclasses
-import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,8 +85,7 @@ class ParityReport(ReportFields):
         return caught.get().rstrip()
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, for its styles must not reach the notebook."""
-        from minigpt.report.page import report_page
+        """Return the page in a frame, for a notebook."""
+        from minigpt.report.page import framed, report_page
 
-        page = html.escape(report_page(self))
-        return f'<iframe title="{html.escape(repr(self))}" srcdoc="{page}" width="100%" height="800"></iframe>'
+        return framed(repr(self), report_page(self))

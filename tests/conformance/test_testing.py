@@ -1,11 +1,15 @@
 """assert_norm_parity, as the author of a kernel uses it."""
 
+import html
+import re
 from fnmatch import fnmatchcase
 
 import pytest
 import sabotages
 
+import minigpt
 from minigpt.conformance.check import CASES
+from minigpt.conformance.summary import conformance_page
 from minigpt.testing import assert_norm_parity, norm_cases
 
 
@@ -24,10 +28,18 @@ def test_the_message_names_the_mistake_and_lists_the_failures() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_norm_parity(sabotages.NoShift, cases=["values", "same input*"], device="cpu")
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("NoShift is not a LayerNorm at "), lines[0]
-    assert lines[1] == "  diagnosis: no shift"
+    assert re.fullmatch(r"NoShift is not a LayerNorm at [\w, ]+ on cpu: no shift", lines[0]), lines[0]
+    assert len([line for line in lines if line.startswith("  FAIL ")]) == 5
+    assert re.fullmatch(r"  and \d+ more, in the report's ``failures``", lines[-1]), lines[-1]
     assert any(line.startswith("  FAIL ordinary rows: error ") and ", bound " in line for line in lines)
     assert not any("same input" in line for line in lines)
+
+
+def test_a_notebook_shows_the_page_of_a_report() -> None:
+    report = minigpt.check_norm(sabotages.NoShift, cases="ordinary rows*", device="cpu", seed=0)
+    framed = report._repr_html_()
+    assert framed.startswith('<iframe title="NoShift: conformance"')
+    assert html.unescape(framed.partition('srcdoc="')[2].partition('"')[0]) == conformance_page(report)
 
 
 @pytest.mark.gpu

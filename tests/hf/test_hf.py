@@ -75,6 +75,11 @@ def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attenti
 # --- generation
 
 
+def test_a_pipeline_of_a_model_that_is_not_transformers_says_which_to_open() -> None:
+    with pytest.raises(minigpt.ConfigError, match=r"minigpt\.hf\.GPT2LMHeadModel\.from_pretrained"):
+        pipeline("text-generation", model=minigpt.from_pretrained("demo", device="cpu"))
+
+
 def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
     wide = saved(reference(vocab_size=300), tmp_path / "wide")
     minigpt.Tokenizer(tiny_bpe()).save(wide)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from helpers import assert_within, random_ids, small_model
 
 from minigpt import NormError, Recipe, norm_sites
-from minigpt.judge.look import look
+from minigpt.judge.look import site_statistics
 from minigpt.judge.reading import Recorder
 from minigpt.report.numerals import brief, percent
 
@@ -21,7 +21,7 @@ def test_the_figures_are_those_of_the_inputs() -> None:
         recorder = Recorder(model, model.site_names())
         with recorder:
             model(ids)
-    actual = look(model, ids)
+    actual = site_statistics(model, ids)
     assert [one.site for one in actual] == model.site_names()
     for one in actual:
         x = recorder.inputs[one.site]
@@ -45,7 +45,7 @@ def test_the_figures_are_those_of_the_inputs() -> None:
 
 def test_a_row_of_one_token_has_no_usual_deviation() -> None:
     with pytest.raises(NormError, match="two tokens or more"):
-        look(small_model(), random_ids(3, 1))
+        site_statistics(small_model(), random_ids(3, 1))
 
 
 def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,8 +58,8 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, capsys: pytest.Captu
     page = (tmp_path / "page.html").read_text()
     for site in fields["norm_sites"]:
         figures = [brief(site[key]) for key in ("deviation", "deviation_spread", "deviation_first")]
-        row = [site["site"], *figures, percent(site["mean_share"])]
-        assert row in [line.split()[:5] for line in shown.splitlines()]
+        row = [site["site"], *figures, *percent(site["mean_share"]).split(), *percent(site["unexplained"]).split()]
+        assert row in [line.split()[: len(row)] for line in shown.splitlines()]
         assert f"{site['site']}<" in page.replace("<wbr>", "")
     assert len(fields["norm_sites"]) == 9
     assert page.count('class="heat"') == 3
@@ -77,7 +77,7 @@ def test_norms_of_heads_are_among_the_sites() -> None:
     recorder = Recorder(model, norm_sites(model))
     with recorder, torch.no_grad():
         model(ids)
-    found = {one.site: one for one in look(model, ids)}
+    found = {one.site: one for one in site_statistics(model, ids)}
     assert found.keys() == norm_sites(model).keys()
     assert len(found) == 9
     for site in ("model.layers.0.self_attn.q_norm", "model.layers.1.self_attn.k_norm", "model.norm"):

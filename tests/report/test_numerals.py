@@ -1,7 +1,9 @@
 """Numbers as text, and the share of a long run that is done."""
 
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import talking
@@ -74,3 +76,23 @@ def test_a_step_that_takes_long_says_which_text_is_read_and_how_long_the_rest_ta
         ("reading: text 4 of 8, about 60 s left", 4 / 16),
     ]
     assert (time_left(60, 0), time_left(60, 1)) == ("", ", about 0 s left")
+
+
+def test_a_notebook_shows_progress_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Line:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            shown.append(data["text/plain"])
+
+    notebook = SimpleNamespace(
+        get_ipython=lambda: SimpleNamespace(kernel=None), display=SimpleNamespace(display=lambda *_, **__: Line())
+    )
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    begin = Steps(None, total=2)
+    begin("reading")
+    begin("comparing")
+    del begin
+    assert shown == ["0%: reading", "50%: comparing", ""]
+    notebook.get_ipython = lambda: None
+    assert Steps(None).progress is None

@@ -17,7 +17,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 import minigpt
 from minigpt.host import host_of, prefix_of
 from minigpt.judge.gradients import gradients_of
-from minigpt.judge.look import look
+from minigpt.judge.look import site_statistics
 
 IDS = torch.randint(96, (2, 40), generator=torch.Generator().manual_seed(1))
 PARTS = {  # what LoRA adapts, what is saved whole, and the norms that are tuned
@@ -82,7 +82,7 @@ def test_a_norm_that_peft_wraps_keeps_its_weights(name: str, kind: str) -> None:
         assert_within(rms(logits - expected), 1e-5 * rms(expected), rms(expected), f"{name}, {kind}")
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
     minigpt.swap_norms(model, "dyt")
-    assert len(minigpt.fit_norms(model, IDS)) == len(look(model, IDS)) == 5
+    assert len(minigpt.fit_norms(model, IDS)) == len(site_statistics(model, IDS)) == 5
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -162,7 +162,7 @@ def test_a_norm_whose_weights_are_on_disk_is_swapped_and_fitted(name: str, kind:
     before = plain(IDS).logits
     sites = minigpt.norm_sites(model)
     assert sites == minigpt.norm_sites(plain)
-    assert [site.site for site in look(model, IDS)] == [*sites]
+    assert [site.site for site in site_statistics(model, IDS)] == [*sites]
     own = type(plain.model.norm)
     for norm in (same(sites["model.norm"].kind), own, "dyt", own):
         assert minigpt.swap_norms(model, norm) == [*sites]
@@ -187,7 +187,7 @@ def test_looking_at_norms_on_disk_changes_nothing(tmp_path: Path) -> None:
     seen, before = attributes(model), model(IDS).logits
     minigpt.norm_sites(model)
     assert attributes(model) == seen
-    look(model, IDS)
+    site_statistics(model, IDS)
     assert torch.equal(model(IDS).logits, before)
 
 
@@ -232,7 +232,7 @@ def test_norms_are_swapped_before_they_are_sharded(name: str, tmp_path: Path) ->
             assert torch.equal(logits, before)
             logits.sum().backward()
             assert all(parameter.grad is not None for parameter in model.parameters())
-            assert len(look(model, IDS)) == len(sites)
+            assert len(site_statistics(model, IDS)) == len(sites)
             with pytest.raises(minigpt.ConfigError, match="is sharded"):
                 gradients_of(model, [IDS[:1]], "model.embed_tokens")
 
