@@ -111,7 +111,7 @@ def test_no_stream_gives_the_status_of_a_verdict(name: str, stream: str, tmp_pat
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("stream", ["2> /dev/full", "2>&-"])
+@pytest.mark.parametrize("stream", ["2> /dev/full", pytest.param("2>&-", marks=pytest.mark.thorough)])
 def test_an_error_that_cannot_be_written_keeps_its_status(stream: str) -> None:
     line = f"{shlex.quote(sys.executable)} -m minigpt info no/such {stream}"
     assert subprocess.run(["bash", "-c", line]).returncode == 2

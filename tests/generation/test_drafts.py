@@ -69,7 +69,7 @@ def as_tensors(out: Any) -> list[torch.Tensor]:
 
 @needs_kernel
 @pytest.mark.parametrize("count", [25, pytest.param(2000, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16])
 def test_at_any_settings_an_int8_draft_changes_no_bit(count: int, dtype: torch.dtype, chance: random.Random) -> None:
     model = drafted_at(small_model(n_positions=64, dtype=dtype), lambda: chance.randint(0, MOST_DRAFTED))
     drafted = accepted = 0

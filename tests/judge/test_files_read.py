@@ -44,7 +44,7 @@ def test_the_tensors_that_a_candidate_leaves_out_are_named_too(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("memory", [None, 0])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.thorough), "llama"])
 def test_a_tied_matrix_may_have_the_heads_name(name: str, memory: int | None, tmp_path: Path) -> None:
     """``save_model`` of safetensors keeps one of two tied names, the first in the alphabet."""
     model = random_model(name, tie_word_embeddings=True)

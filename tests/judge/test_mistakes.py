@@ -173,7 +173,7 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
 ANNOTATED = {"ddof": 1, "eps_outside": True, "eps": 1e-6}  # the norm of the Annotated Transformer
 
 
-@pytest.mark.parametrize("act", ["tanh", "erf"])
+@pytest.mark.parametrize("act", ["tanh", pytest.param("erf", marks=pytest.mark.thorough)])
 def test_an_error_that_is_mostly_of_a_mistake_is_none_of_a_precision(act: str) -> None:
     """Its size is near that of bfloat16 on the demo."""
     original = minigpt.Original("demo", device="cpu")
@@ -409,7 +409,9 @@ def test_mistakes_of_another_architecture_are_named(name: str, tmp_path: Path) -
     assert named[0].mistake.startswith("eps 0.001 in place of ")
 
 
-@pytest.mark.parametrize(("own", "other"), [(1e-6, 1e-5), (1e-5, 1e-6), (1e-12, 1e-5)])
+@pytest.mark.parametrize(
+    ("own", "other"), [(1e-6, 1e-5), (1e-5, 1e-6), pytest.param(1e-12, 1e-5, marks=pytest.mark.thorough)]
+)
 def test_a_common_eps_in_place_of_the_checkpoints_is_named(own: float, other: float, tmp_path: Path) -> None:
     """CTranslate2's converter writes no eps, and 1e-5 is its default."""
     model = architectures.random_model("llama", rms_norm_eps=own, pad_token_id=None)

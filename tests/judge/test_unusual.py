@@ -81,7 +81,7 @@ def compressing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("long_first", [False, True])
+@pytest.mark.parametrize("long_first", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_norm_that_only_long_texts_reach_is_judged_on_these(
     long_first: bool, compressing: Path, tmp_path: Path
 ) -> None:
