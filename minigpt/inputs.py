@@ -16,11 +16,6 @@ from minigpt.config import GPT2Config
 from minigpt.device import has_values
 from minigpt.errors import ConfigError, GenerationError, MiniGPTError, kind_of
 
-FOR_PIPELINES = (
-    "a minigpt.GPT2 is no model of transformers; minigpt.hf.GPT2LMHeadModel.from_pretrained(SOURCE) opens the same "
-    "checkpoint for transformers' tools, and takes norm= too"
-)
-
 
 class Cache(Protocol):
     """The attributes of a ``minigpt.model.KVCache`` that a check reads."""
@@ -214,3 +209,15 @@ def left_padded(
         rows.append([0] * padding + list(text))
         mask[row, :padding] = 0
     return torch.tensor(rows, device=device), mask
+
+
+def refuse_pipeline(model: object) -> bool:
+    """Raise the error of a model that a pipeline of transformers is given: ``can_generate`` is what it asks first.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        "a minigpt.GPT2 is no model of transformers; minigpt.hf.GPT2LMHeadModel.from_pretrained(SOURCE) opens the same "
+        "checkpoint for transformers' tools, and takes norm= too"
+    )

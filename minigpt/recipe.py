@@ -117,7 +117,8 @@ class Recipe:
         "*", "Where to put --norm, e.g. 'h.*.ln_1', 'ln_f,h.0.*', or a third of the blocks: early, middle, late."
     )
     keep: Collection[str] = recipe_field(
-        choices.KEEP, "What of the model's norms stays with a --norm that lacks it: scale,shift, one of them, none.",
+        choices.KEEP,
+        "Pretrained Parameters that stay where --norm has none of its own: 'scale,shift', 'scale', 'shift' or 'none'.",
         is_axis=True,
     )  # fmt: skip
     center: bool = recipe_field(

@@ -112,8 +112,8 @@ def constant_rows(subject: Subject) -> list[str]:
     if worst < OFF_THE_SHIFT:
         return []
     return [
-        f"constant rows are not the shift: float32 rows of one value near 10,000 are off by {brief(worst)} at width "
-        f"{width:,}, since their mean is not exact; PyTorch's own are the shift"
+        f"a row of one value should give the shift: float32 rows near 10,000 are off by {brief(worst)} at width "
+        f"{width:,}, since the mean is rounded; PyTorch's norm is exact there"
     ]
 
 

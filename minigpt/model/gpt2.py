@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from minigpt import norms
 from minigpt.choices import ATTENTIONS, check_option
 from minigpt.config import GPT2Config, site_names
-from minigpt.errors import ConfigError
-from minigpt.inputs import FOR_PIPELINES, check_config, check_inputs, check_layers
+from minigpt.inputs import check_config, check_inputs, check_layers, refuse_pipeline
 from minigpt.model.attention import CausalSelfAttention
 from minigpt.model.cache import KVCache, LayerCache
 from minigpt.model.masking import causal_mask, packed_mask, positions, real_tokens
@@ -52,6 +51,7 @@ class GPT2(nn.Module):
 
     generation_fields: Mapping[str, Any] | None = None
     __call__: Callable[..., Float[Tensor, "batch seq vocab"]]  # for type checkers: nn.Module's returns Any
+    can_generate = refuse_pipeline
 
     def __init__(self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa") -> None:
         super().__init__()
@@ -187,10 +187,6 @@ class GPT2(nn.Module):
 
     def extra_repr(self) -> str:
         return f"attention={self.attention!r}"
-
-    def can_generate(self) -> bool:
-        """Raise ConfigError: transformers' pipeline, which takes models of transformers, asks this first."""
-        raise ConfigError(FOR_PIPELINES)
 
 
 class Block(nn.Module):

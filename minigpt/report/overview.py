@@ -38,7 +38,7 @@ def _overview(name: str, tokens: str, reports: Sequence[ReportFields]) -> Part:
         originals.add(precise(original))
     measured = f"{models[0]}, on {tokens}" if is_one_model else f"On {tokens}"
     before = ", ".join(sorted(originals))
-    about = f"{measured}. The original's perplexity is {before}; another one, also a lower one, is another model's."
+    about = f"{measured}. The original's perplexity is {before}; a higher or a lower one is a different model's."
     heads = list(rows[0])
     return Part(name, "All verdicts", about, heads, [list(row.values()) for row in rows])
 

@@ -25,7 +25,9 @@ WHY_MISSING = {
     Unjudged.DECODED: "the candidate takes no cache of transformers, so it reads whole texts only",
     Unjudged.GRADIENTS: "the candidate has none for the original's Parameters",
 }
-ABOUT_BUILT_IN = "These figures depend on the text. The built-in texts are short; --text FILE decides on yours."
+ABOUT_BUILT_IN = (
+    "These figures are of the short built-in texts, and others give other figures: --text FILE judges on yours."
+)
 BY_PARITY = {"PASS": "Parity holds", "FAIL": "Parity does not hold", "DIFFERENT": "A different model"}
 BY_BUDGET = BY_PARITY | {"PASS": "Within the budget", "FAIL": "Over the budget"}
 
@@ -72,7 +74,7 @@ def sentences(report: ReportFields) -> list[str]:
     before, after = perplexities(report)
     is_different = report.outcome == "DIFFERENT"
     if is_different and after < before:
-        lines.append("A lower perplexity is not better here: it is another model's, and parity asks for the same.")
+        lines.append("The perplexity is lower than the original's, which is not better here: parity asks for the same.")
     is_measured = is_different or report.budget is not None
     if is_measured and report.built_in and text_file(report) is None:
         lines.append(ABOUT_BUILT_IN)
@@ -156,8 +158,8 @@ def precision_line(report: ReportFields) -> list[str]:
     name = precision.like
     how = f"{brief(precision.ratio)} times transformers' own at {name}"
     if report.passed or report.diagnosis is not None:
-        return [f"Its error is {how}: it computes in {name}."]
-    return [f"Its error is {how}, as if it computed in {name}."]
+        return [f"The candidate computes in {name}: its error is {how}."]
+    return [f"The candidate may compute in {name}: its error is {how}."]
 
 
 def diagnosis_lines(report: ReportFields) -> list[str]:

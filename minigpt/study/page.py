@@ -32,8 +32,9 @@ MEANING = (
     "± is one standard error, over the seeds or over the rows of the text, as the head of a column says. Losses, "
     "entropy and KL divergence, KL(original ‖ model), are in nats a token; the same top token is the share of "
     "positions at which both models have the same likeliest token. At the swap, figures compare the model with the "
-    "original, as minigpt parity does. The held-out loss is the logarithm of the perplexity. Over the control is that "
-    "loss less the loss of the model's own norms after the same training, seed with seed and row with row."
+    "original, as minigpt parity does. The held-out loss is the logarithm of the perplexity. The control is the model "
+    "with its own norms after the same training. Over the control is the loss minus the control's, seed with seed and "
+    "row with row."
 )
 WENT_WRONG = "A cell that failed runs again when the study is started again."
 WAS_DONE = "Settings that all cells share. Files are named with the first digits of their SHA-256."

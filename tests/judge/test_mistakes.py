@@ -205,7 +205,7 @@ def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Origin
     assert "Each of the commonest mistakes would be seen." in report.notes
     assert report.precision is not None
     assert report.precision.like == "float32"
-    assert precision_line(report)[0].endswith("at float32: it computes in float32.")
+    assert precision_line(report)[0].startswith("The candidate computes in float32: ")
 
 
 def test_a_pass_names_the_mistakes_that_it_cannot_see() -> None:
