@@ -5,7 +5,7 @@ from collections.abc import Callable
 from minigpt.judge.measures import precision_of
 from minigpt.judge.runners import Runner
 from minigpt.judge.truth import Truth
-from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, outcome_of
+from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, is_near, outcome_of
 
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
 
@@ -47,16 +47,20 @@ def explain(
         note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
         return Causes(precision=precision, notes=[note])
     # A diagnosis alone needs the mistakes, which are many.
-    from minigpt.judge.diagnosis import DiagnosisError, find_mistakes, unseen_mistakes
+    from minigpt.judge.diagnosis import DiagnosisError, find_clues, find_mistakes, one_answer, unseen_mistakes
 
     try:
         if verdict.passed:
             unseen = unseen_mistakes(truth, runner, say)
             return Causes(precision=precision, notes=[_of_unseen(unseen)])
+        if changes := one_answer(truth, runner):
+            return Causes(diagnosis=[], notes=changes)
         diagnosis, may_be_rounded = find_mistakes(truth, runner, say)
     except DiagnosisError as error:
         return Causes(precision=precision, notes=[f"{error}."])
-    return Causes(precision=precision if may_be_rounded else None, diagnosis=diagnosis)
+    precision = precision if may_be_rounded else None
+    clues = [] if diagnosis or is_near(precision) else find_clues(truth, runner, figures)
+    return Causes(precision=precision, diagnosis=diagnosis, notes=clues)
 
 
 def _of_unseen(unseen: list[str]) -> str:

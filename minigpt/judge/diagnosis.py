@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import architecture_of
+from minigpt.judge.clues import clues_of
 from minigpt.judge.evidence import Network, Sums, Text, predict
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import mistakes_of
@@ -20,7 +22,8 @@ from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
 from minigpt.judge.texts import first_of
 from minigpt.judge.truth import Truth
-from minigpt.report.fields import MOST_NOISE, Diagnosed
+from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, noise_ratio
+from minigpt.report.numerals import brief
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 SAME = 1e-3  # of the noise floor: the network must be this near to the truth
@@ -56,6 +59,27 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> tuple[list[Diagnose
     noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.floor.precisions)
     search = MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say)
     return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
+
+
+def one_answer(truth: Truth, runner: Runner) -> list[str]:
+    """Return that the candidate has several answers for the shortest prompt, in a sentence; nothing if it has one."""
+    shortest = min(truth.texts.prompts, key=lambda sample: len(sample.ids))
+    sums, floor = Sums(), truth.floor.prompts
+    sums.add(runner.logits(shortest).double() - runner.logits(shortest).double())
+    ratio = noise_ratio(sums.rms, floor.rms, floor.scale)
+    if not MOST_NOISE < ratio < math.inf:
+        return []
+    return [f"Asked again for the same text, it gives logits {brief(ratio)} times the noise apart: dropout may be on."]
+
+
+def find_clues(truth: Truth, runner: Runner, figures: ParityFigures) -> list[str]:
+    """Return clues to a mistake that has no name, from all prompts."""
+    layer_types = []
+    if architecture_of(truth.facts.place) is not None:
+        model: Any = load_with_transformers(truth.facts.place, is_empty=True)
+        layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
+    texts = [text_of(truth, runner, sample) for sample in truth.texts.prompts]
+    return clues_of(truth, texts, figures, layer_types)
 
 
 def unseen_mistakes(truth: Truth, runner: Runner, say: Say) -> list[str]:

@@ -558,6 +558,11 @@ def outcome_of(figures: ParityFigures, verdict: Verdict) -> str:
     return "FAIL" if is_fault else "DIFFERENT"
 
 
+def is_near(precision: Precision | None) -> bool:
+    """Return whether an error is so near to transformers' own at a dtype that it is like it."""
+    return precision is not None and 1 / NEAR <= precision.ratio <= NEAR
+
+
 def has_norm(figures: ParityFigures) -> bool:
     """Return whether a norm was in question; another program's file, a function or a module has its own."""
     return figures.norm != OWN_NORM

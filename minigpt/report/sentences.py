@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from minigpt.report.fields import (
     MOST_NOISE,
-    NEAR,
     OWN_NORM,
     BudgetLine,
     Diagnosed,
-    Precision,
     ReportFields,
     Unjudged,
     has_norm,
+    is_near,
     perplexities,
     population,
     text_file,
@@ -140,11 +139,6 @@ def _next_step(report: ReportFields) -> list[str]:
 
 
 # --- The error ---
-
-
-def is_near(precision: Precision | None) -> bool:
-    """Return whether an error is so near to transformers' own at a dtype that it is like it."""
-    return precision is not None and 1 / NEAR <= precision.ratio <= NEAR
 
 
 def precision_line(report: ReportFields) -> list[str]:
