@@ -31,7 +31,7 @@ def sample_report(layers: int = 12, *, passing: bool = True, norm: str = "textbo
         "model": "demo" if layers < 12 else "gpt2", "norm": norm, "sites": ["*"], "device": "cpu", "dtype": "float32",
         "attention": "sdpa", "prompts": "4 texts", "against": None, "quantize": None,
         "center": False, "exact": True, "notes": [], "missing": [], "changes": [], "against_norm": "fused",
-        "built_in": False, "difference": None, "nan": None,
+        "built_in": False, "difference": None, "nan": None, "account": None if passing else account(draw),
         "versions": {"minigpt": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0",
                      "hardware": "x86_64", "threads": 2, "float32_products": "full float32 (TF32 off)"},
         "norm_sites": sites,
@@ -110,6 +110,22 @@ def measured(error: float, sites: list[Report], draw: random.Random) -> Report:
                    "kl": [error**2 * 10 ** draw.uniform(-1.5, 1.2) for _ in pieces]},
         "sensitivity": [{"site": site, "rms_error": x, "ratio": x / 1.2471e-6}
                         for site, x in sorted(alone, key=lambda change: -change[1])],
+    }  # fmt: skip
+
+
+def account(draw: random.Random) -> Report:
+    """The account of a file's error."""
+
+    def share(part: str, *, is_model: bool = False) -> Report:
+        perplexity = draw.uniform(20, 40) if is_model else None
+        return {"part": part, "ratio": draw.uniform(1e4, 4e4), "kl": draw.random(), "perplexity": perplexity}
+
+    return {
+        "program": "llama.cpp", "types": ["Q4_K", "Q6_K"], "tokens": 190, "positions": 286, "dtype": "float32",
+        "total": share("the program", is_model=True), "weights": share("the weights", is_model=True),
+        "own": share("the arithmetic"), "precisions": [share("bfloat16", is_model=True)],
+        "steps": [share("GELU by a table in float16")], "effect": 2e4, "noise": draw.uniform(1e3, 1e4), "calm": 40,
+        "calm_left": draw.random(), "calm_noise": draw.random(), "is_own": False, "strange": [],
     }  # fmt: skip
 
 

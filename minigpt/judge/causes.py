@@ -39,8 +39,11 @@ def explain(
         precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
+    is_explained = figures.account is not None and figures.account.explains
     if diagnose is None:
-        diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and not are_prompts_right
+        diagnose = (
+            not is_explained and outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and not are_prompts_right
+        )
     if not diagnose:
         return Causes(precision=precision)
     if are_prompts_right and not verdict.passed:

@@ -12,18 +12,22 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import files_state, unchanged
 from minigpt.device import resolve_device
-from minigpt.errors import CheckpointError, ConfigError
+from minigpt.engines.engine import Engine
+from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
 from minigpt.judge.candidate import OutputsFile, candidate_of
 from minigpt.judge.causes import explain
 from minigpt.judge.judgement import Judgement, Searches
 from minigpt.judge.original_file import load_truth, save_truth
 from minigpt.judge.read_original import read_original
 from minigpt.judge.reference import judging
+from minigpt.judge.runners import Runner
 from minigpt.judge.texts import Prompts
+from minigpt.judge.truth import Truth
 from minigpt.judge.verdict import decide, parse_budget
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names
+from minigpt.report.fields import MOST_NOISE, ParityFigures
 from minigpt.report.parity_report import ParityReport
 from minigpt.watch import watched
 
@@ -158,6 +162,8 @@ class Original:
                 opened = candidate_of(truth, candidate)
                 with opened.eval_mode():
                     figures = Judgement(truth, opened, limits, gradients, say).figures(searches)
+                    if isinstance(candidate, Engine):
+                        figures = with_account(figures, truth, opened.runner, candidate, say)
             changes = sorted({*changed, *opened.claim.changes})
             verdict = decide(figures, limits, changes)
             with watched(), opened.eval_mode():
@@ -213,6 +219,21 @@ class Original:
         if is_own and facts.state is not None and files_state(facts.place) != facts.state:
             raise CheckpointError(f"{facts.source} was saved to or removed since it was read; read the original again")
         return dataclasses.replace(recipe, device=device, dtype=dtype)
+
+
+def with_account(figures: ParityFigures, truth: Truth, runner: Runner, engine: Engine, say: Steps) -> ParityFigures:
+    """Return the figures of a program's file; if it is off, with where that comes from, or why that is not known."""
+    if figures.nan is not None or figures.logits.ratio <= MOST_NOISE:
+        return figures
+    from minigpt.judge.account import account_of  # imported here: the files of other programs alone need it
+    from minigpt.judge.file_weights import weights_of
+
+    try:
+        weights = weights_of(engine.file, truth.facts.place)
+        return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, say))
+    except MiniGPTError as error:
+        note = f"Where the difference comes from is not known: {error}."
+        return dataclasses.replace(figures, notes=[*figures.notes, note])
 
 
 def parity(

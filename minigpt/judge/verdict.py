@@ -12,6 +12,7 @@ from minigpt.report.fields import (
     MOST_DECODING_NOISE,
     MOST_NOISE,
     PROMPTS,
+    Account,
     BudgetLine,
     LogitsError,
     ParityFigures,
@@ -19,6 +20,7 @@ from minigpt.report.fields import (
     PositionOff,
     PromptOff,
     Verdict,
+    is_by_file,
     is_shifted,
     noise_ratio,
     outcome_of,
@@ -28,6 +30,7 @@ from minigpt.report.fields import (
     text_file,
 )
 from minigpt.report.numerals import brief, change, format_limit, percent, precise, uncertain
+from minigpt.report.sentences import unexplained
 
 MOST_PLACES = 8  # that a sentence names
 
@@ -44,6 +47,8 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
     if limits:
         budget = budget_lines(figures, limits)
         wrong = list(_broken_budget(figures, budget))
+    elif figures.account is not None and is_by_file(figures):
+        wrong = list(_wrong_arithmetic(figures, figures.account))
     else:
         wrong = list(_wrong_outputs(figures))
     off = _place_off(figures, is_wrong=bool(wrong))
@@ -221,6 +226,18 @@ def _wrong_greedy(figures: ParityFigures) -> Iterator[str]:
             f"Greedy decoding of prompt {parting.prompt} diverges at new token {parting.token}, where the two best "
             f"logits are {margin} apart and the noise is only {noise}."
         )
+
+
+def _wrong_arithmetic(figures: ParityFigures, account: Account) -> Iterator[str]:
+    """Yield why a program is wrong for its file: more is left than noise, or other texts are further off."""
+    if not account.explains:
+        yield unexplained(account)
+        yield from _wrong_positions(figures)
+    others = {"Decoded a token at a time": figures.decoding, "On longer texts": figures.text and figures.text.logits}
+    for where, logits in others.items():
+        least = max(MOST_NOISE, figures.logits.ratio)
+        if logits is not None and not logits.ratio <= MOST_NOISE * least:
+            yield f"{where}, the error is {brief(logits.ratio)} times transformers' own, and {brief(least)} on prompts."
 
 
 def _wrong_logits(figures: ParityFigures) -> Iterator[str]:

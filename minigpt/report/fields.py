@@ -4,6 +4,7 @@ Errors of norms and blocks are relative: the root of the mean, over tokens, of |
 and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -426,6 +427,79 @@ class BudgetLine:
     text: str
 
 
+@dataclass(frozen=True)
+class ErrorShare:
+    """A part of a file's difference from the original.
+
+    Attributes:
+        ratio: RMS error over that of transformers at the dtype, with the file's weights.
+        kl: the mean KL divergence.
+        perplexity: of the logits that are off; None of a program's parts.
+    """
+
+    part: str
+    ratio: Annotated[float, Shown("error", times)]
+    kl: Annotated[float, Shown("KL divergence, mean")]
+    perplexity: Annotated[float | None, Shown("perplexity", precise)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """The difference of a program that computes a file of its own from the original, by where it comes from.
+
+    Attributes:
+        types: how the file stores its tensors, but for float32.
+        tokens: whose logits the shares are of; ``positions`` has those of short texts too.
+        total: the program, against the original.
+        weights: transformers in float64 with the file's weights, against the original.
+        own: the program, against transformers in float64 with the file's weights.
+        precisions: transformers in other dtypes, with the file's weights; ``dtype`` is that of the ratios.
+        steps: ``own``, with what the program documents that it rounds in the truth, one on top of the other.
+        effect: all of that arithmetic, in transformers in float64.
+        noise: transformers at the dtype, with the same arithmetic in it and in the truth.
+        calm: how many positions are compared where the error is least; ``calm_left`` is the program's RMS error there,
+            and ``calm_noise`` that of transformers at the dtype, both with the arithmetic in the truth.
+        is_own: whether the original is the file itself.
+        strange: a sentence on each tensor of the file that is not the original's.
+    """
+
+    program: str
+    types: list[str]
+    tokens: int
+    positions: int
+    total: ErrorShare
+    weights: ErrorShare
+    own: ErrorShare
+    dtype: str
+    precisions: list[ErrorShare]
+    steps: list[ErrorShare]
+    effect: float
+    noise: float
+    calm: int
+    calm_left: float
+    calm_noise: float
+    is_own: bool
+    strange: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> float:
+        """The ratio of what the documented arithmetic leaves."""
+        return [self.own, *self.steps][-1].ratio
+
+    @property
+    def explains(self) -> bool:
+        """True if what is left is noise: of transformers at the dtype, with the documented arithmetic in it."""
+        if self.own.ratio <= MOST_NOISE:
+            return True
+        is_calm = self.calm_left <= MOST_NOISE * max(1.0, self.calm_noise)
+        return is_calm and self.left <= max(MOST_NOISE * self.noise, self.effect)
+
+    @property
+    def together(self) -> float:
+        """The root of the squares of both errors, over that of all: near 1, since they are independent."""
+        return math.hypot(self.weights.ratio, self.own.ratio) / (self.total.ratio or 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParityFigures:
     """The candidate, and all of its measures. Parts that the caller did not ask for are None.
@@ -453,6 +527,7 @@ class ParityFigures:
         fit: how well each fitted norm explains the one that it replaces.
         sensitivity: what each site alone does to the logits, most first.
         removal, bisect: which sites a budget or parity allows.
+        account: of another program's file, where its difference comes from.
         missing: parts that were not judged, since the candidate does not give them.
         notes: e.g. that the norm's class has another eps.
     """
@@ -493,6 +568,7 @@ class ParityFigures:
     sensitivity: list[SiteChange] | None = None
     removal: Removal | None = None
     bisect: Bisection | None = None
+    account: Account | None = None
     missing: list[Unjudged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -566,6 +642,11 @@ def is_near(precision: Precision | None) -> bool:
 def has_norm(figures: ParityFigures) -> bool:
     """Return whether a norm was in question; another program's file, a function or a module has its own."""
     return figures.norm != OWN_NORM
+
+
+def is_by_file(figures: ParityFigures) -> bool:
+    """Return whether a program is judged against the weights of its own file, so that its arithmetic decides."""
+    return figures.account is not None and figures.account.is_own
 
 
 def perplexities(figures: ParityFigures) -> tuple[float, float]:

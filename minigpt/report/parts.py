@@ -11,12 +11,14 @@ from minigpt.precision import DTYPES, HALVES
 from minigpt.report.charts import Maps, depth_charts
 from minigpt.report.fields import (
     MOST_NOISE,
+    Account,
     Bisection,
     BudgetLine,
     Coverage,
     Diagnosed,
     Distribution,
     Divergence,
+    ErrorShare,
     Form,
     GradientError,
     Greedy,
@@ -40,7 +42,7 @@ from minigpt.report.fields import (
     shown,
     unit,
 )
-from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, uncertain
+from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, times, uncertain
 
 FEW_ROWS = 5  # rows of a long table that a terminal shows
 MOST_OPEN = 10  # rows of a long table that a page does not fold
@@ -131,9 +133,10 @@ def parts_of(report: ReportFields) -> list[Part]:
     if report.outcome == "DIFFERENT":
         central = dict(reversed(central.items()))
     makers = {
-        "budget": _budget, "diagnosis": _diagnosis, **central, "perplexity": _perplexity, "greedy": _greedy,
-        "norm_sites": _sites, "gradients": _gradients, "removal": _removal, "sensitivity": _sensitivity, "fit": _fit,
-        "bisect": _bisect, "coverage": _first_off, "tokens": _tokens, "prompts": _coverage, "versions": _conditions,
+        "budget": _budget, "diagnosis": _diagnosis, "account": _account, **central, "perplexity": _perplexity,
+        "greedy": _greedy, "norm_sites": _sites, "gradients": _gradients, "removal": _removal,
+        "sensitivity": _sensitivity, "fit": _fit, "bisect": _bisect, "coverage": _first_off, "tokens": _tokens,
+        "prompts": _coverage, "versions": _conditions,
     }  # fmt: skip
     parts: list[Part] = []
     for name, make in makers.items():
@@ -196,6 +199,28 @@ def _diagnosis(report: ReportFields, diagnosis: Sequence[Diagnosed]) -> Part:
     rows = _named_rows(Diagnosed, "mistake", diagnosis)
     sentence = "These are put into the original in float64, one on top of the other; the noise floor remains."
     return Part("diagnosis", "What is wrong", sentence, ("mistake", *titles(Diagnosed)), rows)
+
+
+def _account(report: ReportFields, account: Account) -> Part:
+    steps = [replace(step, part=f"with {step.part}") for step in account.steps]
+    others = [replace(other, part=f"transformers at {other.part}") for other in account.precisions]
+    shares = [account.own, *steps] if account.is_own else [account.total, account.weights, account.own, *steps]
+    best = f"at the {account.calm} positions that agree best"
+    noise = f"transformers at {account.dtype} with that arithmetic"
+    errors = {
+        best: account.calm_left,
+        "that arithmetic in transformers in float64": account.effect,
+        noise: account.noise,
+        f"{noise}, {best}": account.calm_noise,
+    }
+    rows = _named_rows(ErrorShare, "part", shares)
+    for name, error in errors.items() if steps else ():
+        rows.append([name, Number(error, times), None, None])
+    rows += _named_rows(ErrorShare, "part", others)
+    sentence = (
+        f"Of {account.tokens:,} tokens; errors are times transformers' own at {account.dtype} with the file's weights."
+    )
+    return Part("account", "Where the difference comes from", sentence, ("", *titles(ErrorShare)), rows)
 
 
 def _logits(report: ReportFields, logits: LogitsError) -> Part:

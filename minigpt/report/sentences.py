@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from minigpt.report.fields import (
     MOST_NOISE,
     OWN_NORM,
+    Account,
     BudgetLine,
     Diagnosed,
     ReportFields,
     Unjudged,
     has_norm,
+    is_by_file,
     is_near,
     perplexities,
     population,
@@ -24,16 +26,20 @@ WHY_MISSING = {
     Unjudged.DECODED: "the candidate takes no cache of transformers, so it reads whole texts only",
     Unjudged.GRADIENTS: "the candidate has none for the original's Parameters",
 }
+MOST_APART = 0.1  # of the root of the squares of two errors from that of their sum
 ABOUT_BUILT_IN = (
     "These figures are of the short built-in texts, and others give other figures: --text FILE judges on yours."
 )
 BY_PARITY = {"PASS": "Parity holds", "FAIL": "Parity does not hold", "DIFFERENT": "A different model"}
+BY_FILE = BY_PARITY | {"PASS": "The program is right for the file", "FAIL": "The program is wrong for the file"}
 BY_BUDGET = BY_PARITY | {"PASS": "Within the budget", "FAIL": "Over the budget"}
 
 
 def heading(report: ReportFields) -> str:
     """Return the verdict in words."""
     headings = BY_PARITY if report.budget is None else BY_BUDGET
+    if is_by_file(report):
+        headings = BY_FILE
     return headings[report.outcome]
 
 
@@ -77,6 +83,8 @@ def sentences(report: ReportFields) -> list[str]:
     is_measured = is_different or report.budget is not None
     if is_measured and report.built_in and text_file(report) is None:
         lines.append(ABOUT_BUILT_IN)
+    if report.account is not None:
+        lines += account_lines(report.account)
     if not lines:
         lines.append(_of_parity(report))
     lines += precision_line(report)
@@ -131,7 +139,8 @@ def _next_step(report: ReportFields) -> list[str]:
         steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
     if report.bisect is None and any(site.swapped for site in report.norm_sites):
         steps.append("--bisect names the sites that break it")
-    if report.diagnosis is None and report.exact:
+    is_explained = report.account is not None and report.account.explains
+    if report.diagnosis is None and report.exact and not is_explained:
         steps.append("--diagnose names the mistake, if it is a known one")
     if not steps:
         return []
@@ -147,7 +156,8 @@ def precision_line(report: ReportFields) -> list[str]:
     if precision is None or not is_near(precision):
         return []
     is_meant_to_differ = not report.exact and report.logits.ratio > MOST_NOISE
-    if is_meant_to_differ or report.outcome == "DIFFERENT" or report.diagnosis:
+    is_explained = report.account is not None and report.account.explains
+    if is_meant_to_differ or is_explained or report.outcome == "DIFFERENT" or report.diagnosis:
         return []
     name = precision.like
     how = f"{brief(precision.ratio)} times transformers' own at {name}"
@@ -188,6 +198,69 @@ def _rest(row: Diagnosed) -> str:
     if rest is None or not is_near(rest):
         return ""
     return f"; the rest is {brief(rest.ratio)} times its own at {rest.like}"
+
+
+# --- Another program's file ---
+
+
+def account_lines(account: Account) -> list[str]:
+    """Return the sentences on where the difference of a file comes from."""
+    lines = [*account.strange]
+    types = f" ({', '.join(account.types)})" if account.types else ""
+    if not account.is_own:
+        all_of_it, weights, own = brief(account.total.kl), brief(account.weights.kl), brief(account.own.kl)
+        lines.append(
+            f"Of {all_of_it} nats the file's weights{types} make {weights}, and the program's arithmetic {own}."
+        )
+        if abs(account.together - 1) > MOST_APART:
+            lines.append(
+                f"That does not add up: both errors together are {times(account.together)} that of the program. So it "
+                "does not compute with the weights that are read from this file."
+            )
+    if account.explains:
+        lines += _explained(account)
+    elif not account.is_own:
+        lines.append(unexplained(account))
+    return lines
+
+
+def _explained(account: Account) -> list[str]:
+    """Return that a program is right for its file."""
+    right = f"{account.program} is right for this file"
+    if account.own.ratio <= MOST_NOISE:
+        return [f"{right}: with the file's weights its error is {times(account.own.ratio)} transformers' own."]
+    return [
+        f"{right}. What it adds is explained by {_arithmetic(account)}.",
+        f"With that in transformers, its error is {_at_best(account)}. In all it falls from "
+        f"{brief(account.own.ratio)} to {brief(account.left)} times, where {brief(account.noise)} times are noise: a "
+        "number that is rounded the other way changes what follows.",
+    ]
+
+
+def unexplained(account: Account) -> str:
+    """Return that a program is not right for its file."""
+    wrong = (
+        f"{account.program} is not right for this file: with the file's weights its error is "
+        f"{times(account.own.ratio)} transformers' own"
+    )
+    if not account.steps:
+        return f"{wrong}, and no arithmetic is known that explains it."
+    return (
+        f"{wrong}. With {_arithmetic(account)} in transformers it is {brief(account.left)} times, where "
+        f"{brief(account.noise)} times are noise. It is {_at_best(account)}, where noise is "
+        f"{brief(account.calm_noise)} times."
+    )
+
+
+def _arithmetic(account: Account) -> str:
+    return " and ".join(step.part for step in account.steps)
+
+
+def _at_best(account: Account) -> str:
+    return (
+        f"{times(account.calm_left)} transformers' own at the {account.calm} of {account.positions} positions that "
+        "agree best"
+    )
 
 
 # --- Key figures ---

@@ -38,7 +38,7 @@ NOT_FIGURES = (
     "versions", "tokens.new_from", "first_off", "bitwise", "bisect.verdicts", "removal.tokens", "text.tokens",
     "text.windows", "text.window", "distribution.worst", "logits.ratio_without_shift",
     "decoding.ratio_without_shift", "text.logits.ratio_without_shift", "coverage", "perplexity.rows", "nan",
-    "precision",
+    "precision", "account.tokens", "account.positions", "account.calm",
 )  # fmt: skip
 
 

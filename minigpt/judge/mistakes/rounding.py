@@ -21,7 +21,8 @@ ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-7, "int4": 2.0
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).to(x.dtype)
+    with torch._C.DisableTorchFunction():  # else a model that is held in float64 would not round
+        return x.to(dtype).to(x.dtype)
 
 
 def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:

@@ -1,0 +1,134 @@
+"""An account of a file's error: what its weights make, what the program's arithmetic adds, and what is left.
+
+T tokens, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigpt.engines.engine import Engine
+from minigpt.judge.checkpoint_facts import read_facts
+from minigpt.judge.file_weights import FileWeights
+from minigpt.judge.measures import LogitsMeter
+from minigpt.judge.mistakes import Swaps
+from minigpt.judge.mistakes.programs import documented
+from minigpt.judge.read_original import read_in_other_dtypes
+from minigpt.judge.reading import Sample
+from minigpt.judge.reference import Reference
+from minigpt.judge.runners import Runner
+from minigpt.judge.texts import first_of
+from minigpt.judge.truth import Truth
+from minigpt.precision import dtype_name
+from minigpt.progress import Steps
+from minigpt.report.fields import FAR_OFF, Account, ErrorShare, noise_ratio
+from minigpt.scoring import perplexity_of
+
+MOST_WORK = 3e10  # weights times tokens of the texts
+BEGINNINGS = 32  # texts of two tokens: in longer ones a number is soon rounded the other way, and changes what follows
+CALM = 16  # positions that no such number has reached: as many say what is left there
+PART = 4  # of the calm positions of one computation, which another one may have too
+SHARE = 10  # of all positions, where fewer are calm
+
+Logits = Sequence[Tensor]  # of each text (T, V)
+
+
+def account_of(truth: Truth, runner: Runner, engine: Engine, weights: FileWeights, say: Steps) -> Account:
+    """Return where the difference of a program's logits from the original's comes from.
+
+    The program's own error is taken against transformers in float64 with the file's weights. Then the arithmetic that
+    the program documents is put into that model. A number near the middle of two steps may be rounded the other way by
+    the program, and changes all later ones. So what is left is compared with what transformers at the dtype leaves with
+    the same arithmetic, on all positions and on those that agree best.
+
+    Raises:
+        CheckpointError, MiniGPTError: if transformers cannot read the file's model.
+    """
+    say("the file's weights in float64")
+    facts = replace(read_facts(weights.place, truth.facts.dtype)[0], source=engine.name, device=truth.facts.device)
+    exact = Reference(replace(facts, attention="eager"), torch.float64)  # which is sdpa there
+    rounded = Reference(replace(facts, attention="sdpa"))
+    texts = first_of(truth.texts.windows if truth.texts.file else truth.texts.prompts, facts.weights, MOST_WORK)
+    short = beginnings(texts)
+    original, of_short = [truth.logits(sample) for sample in texts], read(runner, short)
+    program, right, noise = read(runner, texts), read(exact, texts), read(rounded, texts)
+    floor = compared(noise, right, texts).distance
+
+    def share(part: str, value: Logits, true: Logits, *, is_model: bool = False) -> ErrorShare:
+        meter = compared(value, true, texts)
+        ratio = noise_ratio(meter.distance.rms, floor.rms, floor.scale)
+        losses = meter.column("loss")
+        perplexity = perplexity_of(float(losses.sum()), len(losses)) if is_model else None
+        return ErrorShare(part, ratio, meter.mean("kl")["kl"], perplexity)
+
+    explained, steps = right, list[ErrorShare]()
+    with Swaps() as swaps:
+        for mistake in documented(engine, weights.types):
+            say(mistake.words)
+            for reference in (exact, rounded):
+                mistake.put(reference.model, swaps)
+            explained = read(exact, texts)
+            steps.append(share(mistake.words, program, explained))
+        noise, true_short, noise_short = read(rounded, texts), read(exact, short), read(rounded, short)
+    del exact, rounded
+    say("transformers in other dtypes")
+    others = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, texts)
+    errors = by_position([*program, *of_short], [*explained, *true_short])
+    own_errors = by_position([*noise, *noise_short], [*explained, *true_short])
+    calm = int((own_errors <= FAR_OFF * floor.rms).sum())
+    calm = calm // PART if calm >= CALM else len(errors) // SHARE
+    return Account(
+        program=engine.program,
+        types=sorted({kind for kind in weights.types.values() if kind != "F32"}),
+        tokens=sum(map(len, original)),
+        positions=len(errors),
+        total=share("the program, against the original", program, original, is_model=True),
+        weights=share("the file's weights", right, original, is_model=True),
+        own=share("the program's arithmetic", program, right),
+        dtype=dtype_name(facts.dtype),
+        precisions=[share(name, logits, right, is_model=True) for name, logits in others.items()],
+        steps=steps,
+        effect=share("", explained, right).ratio,
+        noise=share("", noise, explained).ratio,
+        calm=calm,
+        calm_left=least(errors, calm) / floor.rms,
+        calm_noise=least(own_errors, calm) / floor.rms,
+        is_own=weights.place.resolve() == truth.facts.place.resolve(),
+        strange=weights.strange,
+    )
+
+
+def beginnings(texts: Sequence[Sample]) -> list[Sample]:
+    """Return texts of two tokens, of the tokens of others."""
+    ids = list(dict.fromkeys(token for sample in texts for token in sample.ids))
+    spread = [ids[number * len(ids) // (2 * BEGINNINGS)] for number in range(2 * BEGINNINGS)]
+    return [Sample.whole(spread[number::BEGINNINGS]) for number in range(BEGINNINGS)]
+
+
+def read(runner: Runner, samples: Sequence[Sample]) -> Logits:
+    """Return a runner's logits of texts, in float64."""
+    return [runner.logits(sample).double() for sample in samples]
+
+
+def compared(value: Logits, true: Logits, samples: Sequence[Sample]) -> LogitsMeter:
+    """Return the figures of logits against the true ones, of the texts alone that are given."""
+    meter = LogitsMeter()
+    for sample, one, other in zip(samples, value, true, strict=False):
+        meter.add(other, one, sample.targets(other.device), sample.counted)
+    return meter
+
+
+def by_position(value: Logits, true: Logits) -> Float[Tensor, " all"]:
+    """Return the RMS error at each position of all texts."""
+    errors = [(one - other).square().mean(-1).sqrt() for one, other in zip(value, true, strict=True)]
+    return torch.cat(errors)
+
+
+def least(errors: Float[Tensor, " all"], count: int) -> float:
+    """Return the RMS of the least of some errors."""
+    return math.sqrt(float(errors.square().sort().values[:count].mean()))

@@ -1,0 +1,137 @@
+"""A quantized file's error, accounted for: its weights, the program's arithmetic, and what is left."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from bench import others
+from gguf import quants
+from planted import Program, half
+from torch import Tensor
+
+import minigpt
+from minigpt import Original, ParityReport
+from minigpt.checkpoint import local_place
+from minigpt.checkpoint.gguf import folder_of
+from minigpt.engines.engine import Engine
+from minigpt.engines.llama_cpp_model import LlamaCppModel
+
+TEXTS = ["Once upon a time there was a fox who lived in the wood.", "The rain had stopped, and Tom ran to the river."]
+READ: dict[str, Any] = {"prompts": TEXTS, "max_new_tokens": 8, "device": "cpu"}
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+
+class Quantized(Program):
+    """A GPT-2 that multiplies as llama.cpp does with Q8_0: inputs in blocks of 32, a table of GELU."""
+
+    def __init__(self, place: Path, **settings: Any) -> None:
+        super().__init__(place, round_act=half, **settings)
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.from_numpy(quants.dequantize(quants.quantize(x.numpy(), Q8_0), Q8_0)) @ weight
+
+
+class Computed(LlamaCppModel):
+    """llama.cpp's place, taken by a program of ours."""
+
+    def __init__(self, file: Path, program: Program) -> None:
+        Engine.__init__(self, file, "gguf", "llama.cpp")
+        self.computes = program
+        self.settings = {"type_k": "f32", "type_v": "f32"}
+
+    def _whole(self, ids: list[int]) -> np.ndarray:
+        return self.computes(torch.tensor([ids]))[0].numpy()
+
+    def _start(self, ids: list[int]) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(local_place("demo"), tmp_path_factory.mktemp("account") / "demo")
+
+
+@pytest.fixture(scope="module")
+def file(place: Path) -> Path:
+    return others.write_gguf(place, "q8_0", minigpt.Tokenizer.from_pretrained(place))
+
+
+@pytest.fixture(scope="module")
+def original(place: Path) -> Original:
+    return Original(place, **READ)
+
+
+@pytest.fixture(scope="module")
+def right(original: Original, file: Path) -> ParityReport:
+    return original.judge(Computed(file, Quantized(folder_of(file))))
+
+
+def test_a_right_program_is_right_for_its_file(right: ParityReport) -> None:
+    account = right.account
+    assert account is not None
+    assert right.outcome == "FAIL"  # it is not the original
+    assert account.types == ["Q8_0"]
+    assert account.own.ratio > 10_000
+    assert account.calm_left < 2
+    assert account.explains
+    assert right.diagnosis is None
+    assert abs(account.together - 1) < 0.05
+    assert math.isclose(account.total.kl, account.weights.kl + account.own.kl, rel_tol=0.5)
+
+
+def test_what_the_arithmetic_explains_is_told_step_by_step(right: ParityReport) -> None:
+    account = right.account
+    assert account is not None
+    first, second = account.steps
+    assert "blocks of 32" in first.part
+    assert "GELU" in second.part
+    assert second.ratio < 0.6 * first.ratio < account.own.ratio
+
+
+def test_the_report_shows_the_account(right: ParityReport, tmp_path: Path) -> None:
+    shown = str(right)
+    assert "nats the file's weights (Q8_0) make" in shown
+    assert "is right for this file" in shown
+    assert "Where the difference comes from" in shown
+    right.to_html(tmp_path / "page.html")
+    assert "Where the difference comes from" in (tmp_path / "page.html").read_text()
+    assert ParityReport.from_dict(right.to_dict()).account == right.account
+
+
+PLAIN = ("a norm's eps", "a begin token")
+THOROUGH = {True: (), False: pytest.mark.thorough}
+FAULTS: dict[str, dict[str, Any]] = {
+    "a norm's eps": {"eps": 1e-6},
+    "another GELU": {"round_act": None},
+    "keys and values in bfloat16": {"round_kv": lambda x: x.bfloat16()},
+    "a begin token": {"begin": 0},
+    "positions from 1": {"positions": 1},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=THOROUGH[name in PLAIN]) for name in FAULTS])
+def test_a_fault_of_the_program_is_not_called_rounding(name: str, original: Original, file: Path) -> None:
+    program = Quantized(folder_of(file))
+    program.s |= FAULTS[name]
+    report = original.judge(Computed(file, program), diagnose=False)
+    assert report.account is not None
+    assert not report.account.explains, report.account
+    assert "is not right for this file" in str(report)
+
+
+def test_a_file_is_judged_by_itself(file: Path) -> None:
+    itself = Original(file, **READ)
+    report = itself.judge(Computed(file, Quantized(folder_of(file))))
+    assert report.passed
+    assert report.account is not None
+    assert report.account.is_own
+    assert "right for the file" in str(report)
+    program = Quantized(folder_of(file), positions=1)
+    wrong = itself.judge(Computed(file, program), diagnose=False)
+    assert wrong.outcome == "FAIL"
+    assert "is not right for this file" in wrong.reasons[0]
