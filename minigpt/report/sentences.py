@@ -1,8 +1,10 @@
 """The words of a parity report: its verdict, the sentences on it, and its most important figures."""
 
+import re
 from collections.abc import Sequence
 
 from minigpt.report.fields import (
+    FAR_OFF,
     MOST_NOISE,
     OWN_NORM,
     Account,
@@ -30,6 +32,13 @@ MOST_APART = 0.1  # of the root of the squares of two errors from that of their 
 ABOUT_BUILT_IN = (
     "These figures are of the short built-in texts, and others give other figures: --text FILE judges on yours."
 )
+# Which part of a GPT-2 lies before an output, by the name of its place.
+LOOK_AT = {
+    r"h\.0\.ln_1": r"the embeddings, the positions and the norm \g<0>",
+    r"h\.\d+\.ln_1|ln_f": r"the norm \g<0> itself",
+    r"h\.(\d+)\.ln_2": r"the attention of block \1, and the norm \g<0>",
+    r"h\.(\d+)": r"the MLP of block \1",
+}
 BY_PARITY = {"PASS": "Parity holds", "FAIL": "Parity does not hold", "DIFFERENT": "A different model"}
 BY_FILE = BY_PARITY | {"PASS": "The program is right for the file", "FAIL": "The program is wrong for the file"}
 BY_BUDGET = BY_PARITY | {"PASS": "Within the budget", "FAIL": "Over the budget"}
@@ -134,7 +143,7 @@ def _next_step(report: ReportFields) -> list[str]:
     is_of_removal = report.removal is not None and report.removal.allowed is not None
     if report.outcome != "FAIL" or is_of_removal:
         return []
-    steps = []
+    steps = _look_at(report)
     if report.exact and report.norm not in ("fused", OWN_NORM):
         steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
     if report.bisect is None and any(site.swapped for site in report.norm_sites):
@@ -145,6 +154,24 @@ def _next_step(report: ReportFields) -> list[str]:
     if not steps:
         return []
     return [f"Next: {'; '.join(steps)}."]
+
+
+def _look_at(report: ReportFields) -> list[str]:
+    """Return which part of a GPT-2 lies between the first output that is off and the one before it."""
+    if report.first_off is None:
+        return []
+    place = report.first_off.place
+    sites = {site.site: site for site in report.norm_sites}
+    if place in sites:
+        error = sites[place].local_error
+        if error is not None and not error <= FAR_OFF * sites[place].noise:
+            return [f"look at the norm {place} itself"]
+    elif f"{place}.ln_2" not in sites:  # the output before it is the block before
+        return [f"look at the attention and the MLP of {place}"]
+    for pattern, parts in LOOK_AT.items():
+        if match := re.fullmatch(pattern, place):
+            return [f"look at {match.expand(parts)}"]
+    return []
 
 
 # --- The error ---

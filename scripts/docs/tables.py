@@ -4,6 +4,7 @@ python scripts/docs/tables.py
 """
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -92,7 +93,9 @@ def of_study(study: str) -> str:
          *(format_setting(cell.figures[name]) for name in figures)]
         for cell in table.cells
     ]  # fmt: skip
-    return markdown(heads, lines).replace("*", r"\*")
+    text = markdown(heads, lines).replace("*", r"\*")
+    text = text.replace(" \u00b1 ", "\u00a0\u00b1\u00a0").replace(" % ", "\u00a0% ")  # so that a page breaks no number
+    return re.sub(r"e-(\d)", "e-\u2060\\1", text)
 
 
 def attention() -> str:

@@ -3,14 +3,16 @@
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import diagnosis_rates
 import pytest
 import rates
-from docs.blocks import as_notebook, commands_of, run_command, run_python, shown_after, write_files
+from docs.blocks import as_notebook, blocks_of, commands_of, run_command, run_python, shown_after, write_files
 
-from docs import tables
+import minigpt
+from docs import network, tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -89,6 +91,30 @@ def test_the_table_of_other_programs_is_that_of_the_results() -> None:
 def test_the_table_of_diagnoses_is_that_of_the_results() -> None:
     results = json.loads((ROOT / "docs" / "results" / "diagnosis.json").read_text(encoding="utf-8"))
     assert diagnosis_rates.table(results) in (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_the_network_is_made_of_its_files() -> None:
+    """Each definition of the six files has a place, and every line of code stands in the page once."""
+    page = (ROOT / "docs" / "network.md").read_text(encoding="utf-8")
+    assert page == network.page()
+    shown = "\n".join(block.body for block in blocks_of(page))
+    for file in {file for _, _, parts in network.ORDER for file, _ in parts}:
+        for piece in network.pieces_of((network.PACKAGE / file).read_text(encoding="utf-8")).values():
+            for _, code in network.rows_of(piece.lines):
+                assert "\n".join(code).rstrip() in shown, (file, code)
+
+
+def test_the_site_has_the_groups_and_the_pages_of_the_index() -> None:
+    site = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    named = re.findall(r"\]\(([\w/-]+\.md)\)", index)
+    shown = ["index.md"]
+    for entry in site["nav"][1:]:
+        for pages in entry.values():
+            shown += [place for page in pages for place in page.values()]
+    assert sorted(shown[1:]) == sorted(named)
+    assert {place.name for place in (ROOT / "docs").glob("*.md")} == {place for place in shown if "/" not in place}
+    assert f"minigpt {minigpt.__version__} " in site["copyright"]
 
 
 def test_every_result_is_cited() -> None:

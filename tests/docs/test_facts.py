@@ -11,6 +11,7 @@ from minigpt.choices import ATTENTIONS, DTYPE_NAMES
 from minigpt.cli.options import RECIPE
 from minigpt.engine import kernel
 from minigpt.generation.settings import SETTINGS
+from minigpt.norms.foreign.adapt import SCALE_NAMES, SHIFT_NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +82,11 @@ def test_every_registered_norm_has_a_row_and_a_test() -> None:
     for name in norms.available():
         assert f"| `{name}`" in page or f"`{name}`" in page, f"docs/norms.md has no {name}"
         assert re.search(rf"\"{name}[\":]", tables), f"no test names {name}"
+
+
+def test_the_page_has_the_names_of_scales_and_shifts_in_their_order() -> None:
+    (sentence,) = re.findall(r"The scale is ([^:]*): the first of these", read("docs/norms.md"))
+    assert re.findall(r"`(\w+)`", sentence) == [*SCALE_NAMES, *SHIFT_NAMES]
 
 
 @pytest.mark.parametrize("word", ["std_eps", "RMSNorm", "LayerNorm", "frozen", "folded"])

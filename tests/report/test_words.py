@@ -71,3 +71,25 @@ def test_the_built_in_texts_are_explained_where_they_are_all_that_was_read(file:
     report = made(report_with(built_in=True, text=MADE["text"] | {"file": file}, **different))
     assert (ABOUT_BUILT_IN in sentences(report)) is (ABOUT_BUILT_IN in notes_on([report])) is (file is None)
     assert any("--text FILE" in sentence for sentence in sentences(report)) is (file is None)
+
+
+@pytest.mark.parametrize(
+    ("place", "own_error", "part"),
+    [
+        ("h.0.ln_1", None, "the embeddings, the positions and the norm h.0.ln_1"),
+        ("h.3.ln_2", 1e-7, "the attention of block 3, and the norm h.3.ln_2"),
+        ("h.3.ln_2", 0.1, "the norm h.3.ln_2 itself"),
+        ("h.3", None, "the MLP of block 3"),
+        ("h.4", None, "the attention and the MLP of h.4"),
+        ("ln_f", 1e-7, "the norm ln_f itself"),
+    ],
+)
+def test_a_fail_says_which_part_to_look_at(place: str, own_error: float | None, part: str) -> None:
+    """The part that lies between the first output that is off and the output before it."""
+    sites = [
+        {"site": name, "local_error": own_error, "propagated_error": 0.1, "noise": 1e-7, "swapped": False}
+        for name in ("h.0.ln_1", "h.3.ln_2", "ln_f")
+    ]
+    off = {"place": place, "error": 0.1, "noise": 1e-7, "ratio": 1e6, "ratio_before": None}
+    text = shown(failing() | {"norm_sites": sites, "first_off": off})
+    assert f"Next: look at {part};" in text or f"Next: look at {part}." in text
