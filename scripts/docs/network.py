@@ -207,7 +207,7 @@ def _shown(file: str, name: str, piece: Piece) -> str:
             code.pop()
         body = "\n".join(code)
         words = as_markdown(comment)
-        parts.append(f'<div class="words" markdown>\n\n{words}\n\n</div>\n\n```python\n{body}\n```')
+        parts.append(f'<div class="words" markdown>\n\n{words}\n\n</div>\n\n```py\n{body}\n```')
     return "\n\n".join([*parts, "</div>"])
 
 
