@@ -30,6 +30,7 @@ from minigpt.tokenizer import Tokenizer
 
 Prompts = list[list[int]]
 GGML_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}  # our kinds, and GGML's names
+MORE_TYPES = ("q4_0", "q4_1", "q5_0", "q5_1")  # which the package gguf can write too
 
 
 class CTranslate2:
@@ -135,12 +136,13 @@ def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None
     them. Without a tokenizer, ids go in and come out.
 
     Raises:
-        ConfigError: if the kind is not "f32", "f16", "bf16" or "q8_0".
+        ConfigError: if the kind is none that the package gguf writes.
     """
     import gguf  # pyright: ignore[reportMissingImports]
 
-    if kind not in GGML_TYPES.values():
-        raise ConfigError(f"the kinds of llama.cpp are {', '.join(GGML_TYPES.values())}, got {kind}")
+    kinds = (*GGML_TYPES.values(), *MORE_TYPES)
+    if kind not in kinds:
+        raise ConfigError(f"the kinds of llama.cpp are {', '.join(kinds)}, got {kind}")
     model, path = from_pretrained(str(folder), device="cpu", dtype="float32"), Path(folder) / f"{kind}.gguf"
     config, matrix_type = model.config, gguf.GGMLQuantizationType[kind.upper()]
     names, file = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.n_layer), gguf.GGUFWriter(path, "gpt2")

@@ -17,7 +17,7 @@ from minigpt.checkpoint import Files
 from minigpt.checkpoint.pretrained import describe_checkpoint
 from minigpt.judge.file_weights import weights_of
 
-ERRORS = {"f32": 0, "f16": 4e-4, "bf16": 3e-3, "q8_0": 0.01}  # of a weight, by its size
+ERRORS = {"f32": 0, "f16": 4e-4, "bf16": 3e-3, "q8_0": 0.01, "q5_1": 0.05, "q4_0": 0.12}  # of a weight, by its size
 
 
 @pytest.fixture(scope="module")

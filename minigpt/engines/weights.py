@@ -1,0 +1,243 @@
+"""The weights in files of ONNX, OpenVINO and CTranslate2, dequantized by what the files say of their scales.
+
+Names are those of the files, which exporters choose. What is no weight, as a shape or a mask, is returned too.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigpt.engines.engine import load_package, reason_of
+from minigpt.errors import CheckpointError, MiniGPTError, raised
+
+KEEPS_SIZE = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}  # ONNX's words
+KEEPS_SIZE_OV = {"Constant", "Convert", "Multiply", "Reshape", "Subtract", "Transpose"}  # OpenVINO's
+PLACES = {  # of a weight, its scale and its zero among the inputs of ONNX's quantized operators
+    "DynamicQuantizeMatMul": (1, 2, 3),
+    "MatMulIntegerToFloat": (1, 3, 5),
+    "QAttention": (1, 4, 7),
+    "QGemm": (3, 4, 5),
+    "QLinearMatMul": (3, 4, 5),
+}
+IN_BLOCKS = {"GatherBlockQuantized": 0, "MatMulNBits": 1}  # the place of a weight with a scale for each block of a row
+CT2_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
+CT2_VERSIONS = range(4, 7)
+
+
+class Constant(NamedTuple):
+    """A constant of a file.
+
+    Attributes:
+        name: in the file.
+        kind: how it is stored: the dtype, and for how many values there is a scale.
+        values: in float32.
+        is_table: whether rows of it are looked up, as of an embedding.
+    """
+
+    name: str
+    kind: str
+    values: np.ndarray
+    is_table: bool
+
+
+def constants_of(file: Path) -> list[Constant]:
+    """Return the constants of an .onnx file, of an .xml file of OpenVINO with its .bin, or of CTranslate2's folder.
+
+    Raises:
+        ConfigError: if the package that reads such a file is not installed.
+        CheckpointError: if the file is damaged, or stores weights in a way that is not known.
+    """
+    read = {".onnx": _of_onnx, ".xml": _of_openvino}.get(file.suffix, _of_ctranslate2)
+    try:
+        return [constant for constant in read(file) if constant.values.size > 1]
+    except MiniGPTError:
+        raise
+    except raised() as error:  # each package raises its own kinds
+        raise CheckpointError(f"the weights of {file} cannot be read: {reason_of(error)}") from error
+
+
+def _of_onnx(file: Path) -> Iterator[Constant]:
+    onnx = load_package("onnx", "onnx")
+    graph = OnnxGraph(onnx, onnx.load(file))
+    seen: set[str] = set()
+    for node in graph.nodes:
+        for place, name in enumerate(node.input):
+            if name not in graph.values or name in seen:
+                continue
+            dense = graph.dequantized(node, place)
+            if dense is not None:
+                seen.add(name)
+                values, kind = dense
+                yield Constant(graph.sources[name], kind, values, "Gather" in node.op_type and place == 0)
+
+
+class OnnxGraph:
+    """The constants of an ONNX graph, and the nodes that compute with them.
+
+    Attributes:
+        values: of constants, and of what is made of them alone without more values, by name.
+        sources: the name of the stored tensor of each.
+        nodes: all others.
+    """
+
+    def __init__(self, onnx: Any, model: Any) -> None:
+        to_array, evaluator = onnx.numpy_helper.to_array, load_package("onnx.reference", "onnx").ReferenceEvaluator
+        opsets = {opset.domain: opset.version for opset in model.opset_import}
+        self.values = {tensor.name: to_array(tensor) for tensor in model.graph.initializer}
+        self.sources = {name: name for name in self.values}
+        self.nodes: list[Any] = []
+        self.producers: dict[str, Any] = {}
+        self.consumers: dict[str, list[Any]] = {}
+        for node in model.graph.node:
+            given = {name: self.values[name] for name in node.input if name in self.values}
+            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+                self._keep(node, to_array(node.attribute[0].t))
+            elif node.op_type in KEEPS_SIZE and len(given) == len(node.input):
+                node.domain = ""  # onnxruntime has some under its own
+                self._keep(node, evaluator(node, opsets=opsets).run(None, given)[0])
+            else:
+                self.nodes.append(node)
+                self.producers |= dict.fromkeys(node.output, node)
+                for name in node.input:
+                    self.consumers.setdefault(name, []).append(node)
+
+    def _keep(self, node: Any, value: np.ndarray) -> None:
+        name = node.output[0]
+        self.values[name], self.sources[name] = value, self.sources.get((*node.input, "")[0], name)
+
+    def dequantized(self, node: Any, place: int) -> tuple[np.ndarray, str] | None:
+        """Return the values of an input, and how they are stored; None of one that is no weight."""
+        value, kind = self.values[node.input[place]], node.op_type
+        if kind in IN_BLOCKS:
+            return self._in_blocks(node, value) if place == IN_BLOCKS[kind] else None
+        weight, scale, zero = PLACES.get(kind, (-1, -1, -1))
+        if place == weight:
+            return _scaled(value, self._at(node, scale), self._at(node, zero))
+        if kind == "MatMulInteger" and place == 1:
+            return _scaled(value, self._scale_behind(node), self._at(node, 3))
+        if kind == "Gather" and place == 0:
+            for after in self.consumers.get(node.output[0], ()):
+                if after.op_type == "DequantizeLinear":
+                    return _scaled(value, self._at(after, 1), self._at(after, 2))
+        if value.dtype.name.startswith(("int", "uint", "bool", "str", "object")):
+            return None
+        return value.astype(np.float32), self.values[self.sources[node.input[place]]].dtype.name
+
+    def _at(self, node: Any, place: int) -> np.ndarray | None:
+        """Return an input, if it is a constant."""
+        return self.values.get(node.input[place]) if place < len(node.input) else None
+
+    def _scale_behind(self, node: Any) -> np.ndarray | None:
+        """Return the scale of a weight that multiplies a product of integers, by itself or with the inputs' own."""
+        while self.consumers.get(node.output[0]):
+            node = self.consumers[node.output[0]][0]
+            if node.op_type != "Mul":
+                continue
+            for name in node.input:
+                factors = self.producers[name].input if name in self.producers else [name]
+                for factor in factors:
+                    if factor in self.values:
+                        return self.values[factor]
+        return None
+
+    def _in_blocks(self, node: Any, weight: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return a weight (rows, columns) that has a scale for each block of a row."""
+        how = {attribute.name: attribute.i for attribute in node.attribute}
+        bits, size, columns = how.get("bits", 4), how["block_size"], how.get("K", 0)
+        scale, zero = self._at(node, 2), self._at(node, 3)
+        along, has_order = how.get("quantize_axis", 1), any(node.input[4:5])
+        if scale is None or bits not in (2, 4, 8) or along != 1 or has_order:
+            raise CheckpointError(f"{node.op_type} of {bits} bits in this form is not known")
+        middle = 0 if weight.dtype.name in ("int4", "uint4") else 2 ** (bits - 1)
+        rows = _unpacked(weight, bits).reshape(len(weight), -1)
+        scale = scale.astype(np.float32).reshape(len(rows), -1)
+        if zero is not None:
+            middle = _unpacked(zero, bits).reshape(len(rows), -1)[:, : scale.shape[1], None]
+        blocks = rows.reshape(len(rows), scale.shape[1], -1).astype(np.float32)
+        dense = ((blocks - middle) * scale[..., None]).reshape(len(rows), -1)
+        return dense[:, : columns or None], f"int{bits}, a scale for {size}"
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Return the numbers of so many bits that bytes hold, the lowest bits first; others as they are."""
+    if packed.dtype != np.uint8:
+        return packed.astype(np.float32)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((packed[..., None] >> shifts) & (2**bits - 1)).reshape(*packed.shape[:-1], -1).astype(np.float32)
+
+
+def _scaled(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray | None) -> tuple[np.ndarray, str]:
+    """Return a weight that has one scale, or one for each column, or row of a table."""
+    kind = weight.dtype.name
+    if scale is None:
+        raise CheckpointError(f"a weight of {kind} has no scale")
+    values = weight.astype(np.float32)
+    if zero is not None:
+        values -= zero.astype(np.float32)
+    return values * scale.astype(np.float32), f"{kind}, {'one scale' if scale.size == 1 else 'a scale for each row'}"
+
+
+def _of_openvino(file: Path) -> Iterator[Constant]:
+    program = load_package("openvino", "openvino")
+    core = program.Core()
+    folded: dict[str, Any] = {}  # the constant that a value is made of, by the name of what makes it
+    for node in core.read_model(str(file)).get_ordered_ops():
+        sources = [value.get_node() for value in node.input_values()]
+        made_of = [source.get_friendly_name() for source in sources]
+        if node.get_type_name() in KEEPS_SIZE_OV and all(name in folded for name in made_of):
+            sizes = [np.prod(source.get_output_shape(0)) for source in sources]
+            if not sizes or np.prod(node.get_output_shape(0)) <= max(sizes):
+                folded[node.get_friendly_name()] = folded[made_of[0]] if sources else node
+                continue
+        for place, (name, source) in enumerate(zip(made_of, sources, strict=True)):
+            if name not in folded or not source.get_element_type().is_real():
+                continue
+            alone = core.compile_model(
+                program.Model([source.output(0)], [], "weight"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+            )
+            values = np.array(alone([])[0], np.float32)
+            kind = folded[name].get_element_type().get_type_name()
+            yield Constant(name, kind, values, node.get_type_name() == "Gather" and place == 0)
+
+
+def _of_ctranslate2(folder: Path) -> Iterator[Constant]:
+    data, place = (folder / "model.bin").read_bytes(), 0
+
+    def take(form: str) -> int:
+        nonlocal place
+        (number,) = struct.unpack_from(f"<{form}", data, place)
+        place += struct.calcsize(form)
+        return number
+
+    def take_bytes(size: int) -> bytes:
+        nonlocal place
+        taken = data[place : place + size]
+        if len(taken) < size:
+            raise ValueError("it ends before a tensor does")
+        place += size
+        return taken
+
+    version = take("I")
+    if version not in CT2_VERSIONS:
+        raise ValueError(f"model.bin has the version {version}, which is not known")
+    take_bytes(take("H"))  # the name of the kind of model
+    take("I")  # the kind's revision
+    tensors: dict[str, np.ndarray] = {}
+    kinds: dict[str, str] = {}
+    for _ in range(take("I")):
+        name = take_bytes(take("H")).rstrip(b"\0").decode()
+        shape = [take("I") for _ in range(take("B"))]
+        kind = CT2_TYPES[take("B")]
+        values = np.frombuffer(take_bytes(take("I")), "uint16" if kind == "bfloat16" else kind)
+        if kind == "bfloat16":  # the upper half of a float32
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        tensors[name], kinds[name] = values.reshape(shape), kind
+    for name, values in tensors.items():
+        scale = tensors.get(f"{name}_scale")
+        if scale is not None:
+            values, kinds[name] = _scaled(values, 1 / scale.reshape(-1, *[1] * (values.ndim - 1)), None)
+        if values.dtype.kind == "f":
+            yield Constant(name, kinds[name], values.astype(np.float32), "embeddings" in name)
