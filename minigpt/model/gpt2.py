@@ -51,7 +51,7 @@ class GPT2(nn.Module):
 
     generation_fields: Mapping[str, Any] | None = None
     __call__: Callable[..., Float[Tensor, "batch seq vocab"]]  # for type checkers: nn.Module's returns Any
-    can_generate = refuse_pipeline
+    can_generate = refuse_pipeline  # transformers' pipelines ask for it first
 
     def __init__(self, config: GPT2Config, *, norm: norms.NormSpec = "fused", attention: str = "sdpa") -> None:
         super().__init__()
