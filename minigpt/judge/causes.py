@@ -13,9 +13,8 @@ Say = Callable[[str], None]
 
 
 def is_quick(truth: Truth) -> bool:
-    """Return whether a diagnosis takes a few seconds: of a small GPT-2."""
-    is_gpt2 = truth.floor.bitwise.count > 0
-    return is_gpt2 and truth.facts.shape.weights <= QUICK
+    """Return whether a diagnosis takes a few seconds: of a small model in memory."""
+    return truth.facts.weights <= QUICK and not truth.facts.offload
 
 
 def is_off_at_once(figures: ParityFigures) -> bool:
@@ -32,22 +31,22 @@ def explain(
     """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
 
     Args:
-        diagnose: None for a FAIL of a small GPT-2 alone.
+        diagnose: None for a FAIL of a small model alone.
     """
     precision = None
     if verdict.passed or is_off_at_once(figures):
         precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
-    is_explained = figures.account is not None and figures.account.explains
+    is_long_text_off = figures.text is not None and not figures.text.logits.ratio <= MOST_NOISE
     if diagnose is None:
-        diagnose = (
-            not is_explained and outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and not are_prompts_right
-        )
+        is_explained = figures.account is not None and figures.account.explains
+        is_off = not is_explained and (not are_prompts_right or is_long_text_off)
+        diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and is_off
     if not diagnose:
         return Causes(precision=precision)
-    if are_prompts_right and not verdict.passed:
-        note = "The diagnosis compares the logits of prompts that are read whole, and these are right."
+    if are_prompts_right and not is_long_text_off and not verdict.passed:
+        note = "The diagnosis compares the logits of texts that are read whole, and these are right."
         return Causes(precision=precision, notes=[note])
     # A diagnosis alone needs the mistakes, which are many.
     from minigpt.judge.diagnosis import DiagnosisError, find_clues, find_mistakes, one_answer, unseen_mistakes
@@ -58,7 +57,7 @@ def explain(
             return Causes(precision=precision, notes=[_of_unseen(unseen)])
         if changes := one_answer(truth, runner):
             return Causes(diagnosis=[], notes=changes)
-        diagnosis, may_be_rounded = find_mistakes(truth, runner, say)
+        diagnosis, may_be_rounded = find_mistakes(truth, runner, say, of_windows=are_prompts_right)
     except DiagnosisError as error:
         return Causes(precision=precision, notes=[f"{error}."])
     precision = precision if may_be_rounded else None

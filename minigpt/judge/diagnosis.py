@@ -15,6 +15,7 @@ from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.clues import clues_of
 from minigpt.judge.evidence import Network, Sums, Text, predict
+from minigpt.judge.measures import Distance
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import mistakes_of
 from minigpt.judge.reading import Sample
@@ -35,10 +36,13 @@ class DiagnosisError(MiniGPTError):
     """A diagnosis that is not possible; the verdict stays."""
 
 
-def find_mistakes(truth: Truth, runner: Runner, say: Say) -> tuple[list[Diagnosed], bool]:
+def find_mistakes(truth: Truth, runner: Runner, say: Say, *, of_windows: bool = False) -> tuple[list[Diagnosed], bool]:
     """Return the mistakes that give the candidate's logits, and whether a narrower format may explain its error.
 
     There are none if no known mistake gives the logits. No format explains an error that is mostly one of mistakes.
+
+    Args:
+        of_windows: whether to compare the logits of the long text, where those of the prompts are right.
 
     Raises:
         DiagnosisError: if the original's files are gone, or hold another model now.
@@ -49,14 +53,16 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say) -> tuple[list[Diagnose
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
     shortest = sorted(truth.texts.prompts, key=lambda sample: len(sample.ids))
-    texts = [text_of(truth, runner, sample) for sample in first_of(shortest, weights, MOST_WORK)]
-    check_network(truth, network, texts[0])
+    whole = [sample for sample in truth.texts.windows if len(truth.logits(sample)) == len(sample.ids)]
+    chosen = whole if of_windows else shortest
+    texts = [text_of(truth, runner, sample) for sample in first_of(chosen, weights, MOST_WORK)]
+    check_network(truth, network, text_of(truth, runner, shortest[0]))
 
     def longer() -> list[Text]:
-        whole = [sample for sample in truth.texts.windows if len(truth.logits(sample)) == len(sample.ids)]
         return [text_of(truth, runner, sample) for sample in whole[:1]]
 
-    noise = Noise(truth.floor.prompts.rms, truth.floor.prompts.scale, truth.floor.precisions)
+    floor = sum(truth.floor.windows, Distance()) if of_windows else truth.floor.prompts
+    noise = Noise(floor.rms, floor.scale, truth.floor.precisions)
     search = MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say)
     return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
 
@@ -103,16 +109,23 @@ def unseen_mistakes(truth: Truth, runner: Runner, say: Say) -> list[str]:
     return unseen
 
 
-def open_network(truth: Truth) -> Network:
-    """Return the original in float64."""
-    if architecture_of(truth.facts.place) is None and not truth.facts.offload:
-        return our_network(truth, torch.float64)
-    reference = Reference(truth.facts, torch.float64)
+def open_network(truth: Truth, compute: torch.dtype | None = None) -> Network:
+    """Return the original in a dtype: by default in float64, or in float32 where bfloat16 has far more noise."""
+    facts = truth.facts
+    is_ours = architecture_of(facts.place) is None and not facts.offload
+    if compute is None:
+        compute = torch.float32 if facts.dtype == torch.bfloat16 and not is_ours else torch.float64
+    if is_ours:
+        return our_network(truth, compute)
+    reference = Reference(facts, compute)
 
     def run(ids: Tensor) -> Tensor:
         return reference(ids)[0]
 
-    return Network(reference.model, run, truth.facts.shape.n_positions)
+    def rounded() -> Network:
+        return open_network(truth, facts.dtype)
+
+    return Network(reference.model, run, facts.shape.n_positions, None if facts.offload else rounded, is_foreign=True)
 
 
 def our_network(truth: Truth, compute: torch.dtype) -> Network:
@@ -128,7 +141,7 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
     def rounded() -> Network:
         return our_network(truth, truth.facts.dtype)
 
-    return Network(model, run, truth.facts.shape.n_positions, hidden, rounded)
+    return Network(model, run, truth.facts.shape.n_positions, rounded, hidden)
 
 
 def text_of(truth: Truth, runner: Runner, sample: Sample) -> Text:

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from minigpt.errors import raised
 from minigpt.judge.mistakes import Mistake, Swaps
+from minigpt.judge.runners import reads_apart
 
 Run = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq vocab"]]
 Hidden = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq embd"]]
@@ -44,8 +46,9 @@ class Network:
         model: what the mistakes are put into.
         run: computes its logits.
         most: the longest text that it reads.
+        rounded: opens the same model at the original's dtype; None if its weights stay in their files.
         hidden: computes what its head reads (T, C); None if that is not known.
-        rounded: opens the same model at the original's dtype; None if it is of another architecture than GPT-2.
+        is_foreign: whether it is transformers' code, which may refuse a mistake; it gives NaN then.
     """
 
     def __init__(
@@ -53,10 +56,12 @@ class Network:
         model: nn.Module,
         run: Run,
         most: int,
-        hidden: Hidden | None = None,
         rounded: Callable[[], "Network"] | None = None,
+        hidden: Hidden | None = None,
+        is_foreign: bool = False,
     ) -> None:
         self.model, self.run, self.most, self.hidden, self.rounded = model, run, most, hidden, rounded
+        self.is_foreign, self.reads_whole = is_foreign, reads_apart(model)
 
     def noise(self, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
         """Return the RMS error of the model at the dtype, with mistakes in both; 0 if it is not known."""
@@ -69,21 +74,27 @@ class Network:
 
     def logits(self, mistakes: Sequence[Mistake], text: Text, rows: int | None = None) -> Float[Tensor, "rows vocab"]:
         """Return logits of a text, or of its first rows; NaN if the mistakes make it too long."""
-        is_causal = all(mistake.is_causal for mistake in mistakes)
+        is_causal = not self.reads_whole and all(mistake.is_causal for mistake in mistakes)
         ids = text.ids[:, :rows] if is_causal else text.ids
         for mistake in mistakes:
             ids = mistake.ids(ids)
         if ids.shape[1] > self.most:
             return torch.full_like(text.truth[:rows], torch.nan)
-        with Swaps(text.new_from, text.padding) as swaps:
-            for mistake in sorted(mistakes, key=moves_blocks):
-                mistake.put(self.model, swaps)
-            logits = self.run(ids)
-        return finished(mistakes, logits, text, rows)
+        try:
+            with Swaps(text.new_from, text.padding) as swaps:
+                for mistake in sorted(mistakes, key=turn):
+                    mistake.put(self.model, swaps)
+                logits = self.run(ids)
+        except raised():
+            if not self.is_foreign or not mistakes:
+                raise
+            return torch.full_like(text.truth[:rows], torch.nan)
+        return finished(mistakes, logits.to(text.truth.dtype), text, rows)
 
 
-def moves_blocks(mistake: Mistake) -> bool:
-    return mistake.moves_blocks
+def turn(mistake: Mistake) -> int:
+    """Return when a mistake is put in: -1 before others, 1 after them."""
+    return mistake.moves_blocks - mistake.rebuilds
 
 
 def finished(mistakes: Sequence[Mistake], logits: Tensor, text: Text, rows: int | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 T tokens, V vocabulary, N mistakes.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,17 +109,17 @@ class Screen:
 
     def add(self, mistake: Mistake) -> None:
         """Put a mistake into the network."""
-        self.effects[mistake] = self._effect((mistake,))
+        self.effects[mistake] = self.effect((mistake,))
 
     def distance(self, *mistakes: Mistake) -> float:
         """Return how far the program is from the network with the mistakes in it."""
         if mistakes not in self.distances:
             only = self.effects.get(mistakes[0]) if len(mistakes) == 1 else None
-            effect = self._effect(mistakes) if only is None else only
+            effect = self.effect(mistakes) if only is None else only
             self.distances[mistakes] = _rms(self.error - effect)
         return self.distances[mistakes]
 
-    def _effect(self, mistakes: Sequence[Mistake]) -> Tensor:
+    def effect(self, mistakes: Sequence[Mistake]) -> Tensor:
         """Return what mistakes do to the truth."""
         logits = self.network.logits(mistakes, self.text, self.end)
         difference = self._flat(logits) - self.right
@@ -268,16 +269,23 @@ class MistakeSearch:
         """Mistakes within the network, the nearest first."""
         self.say("putting mistakes into the network")
         screen = self.screen
+        before = Screen(self.network, screen.text, LIMITS.rows)
+        is_late = screen.end >= 2 * LIMITS.rows
         for mistake in self.table:
-            if not mistake.error and not mistake.is_outside:
-                screen.add(mistake)
+            if mistake.error or mistake.is_outside:
+                continue
+            if is_late and _rms(before.effect((mistake,))) > MOST_NOISE * self.noise.least:
+                continue  # it shows where the program is right
+            screen.add(mistake)
+        if not screen.effects:
+            return []
         nearest = min(map(screen.distance, screen.effects))
         if nearest > LIMITS.slack * MOST_NOISE * self.noise.least:
             for mistake in self._roundings(screen.distance()):
                 screen.add(mistake)
         visible = []
         for mistake, effect in screen.effects.items():
-            if _rms(effect) > LIMITS.invisible * self.noise.least:
+            if LIMITS.invisible * self.noise.least < _rms(effect) < math.inf:
                 visible.append(mistake)
         return sorted(visible, key=screen.distance)
 

@@ -6,10 +6,11 @@ Each is a function under a decorator with its words. A file adds its mistakes to
 from collections.abc import Iterator
 from typing import Any
 
-from minigpt.judge.mistakes import attention, blocks, rounding, text, weights  # noqa: F401
-from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, Mistake, Part, Swaps
+from minigpt.judge.mistakes import attention, blocks, configs, parts, rounding, text, weights  # noqa: F401
+from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, OF_OTHER, Mistake, Part, Swaps
 from minigpt.judge.mistakes.norms import wrong_norms
 from minigpt.judge.mistakes.rounding import rounded_matrices
+from minigpt.offload import is_offloaded
 from minigpt.shape import Shape
 
 __all__ = ["Mistake", "Part", "Swaps", "mistakes_of"]
@@ -19,8 +20,8 @@ def mistakes_of(model: Any) -> Iterator[Mistake]:
     """Yield the mistakes that can be put into a model.
 
     Args:
-        model: a ``minigpt.GPT2`` in float64 and reference arithmetic; or a model of transformers, for which there are
-            the mistakes that need no network of ours.
+        model: a ``minigpt.GPT2`` in float64 and reference arithmetic; or a model of transformers, which computes with
+            another config, and other parts.
     """
     yield from wrong_norms(model)
     for make in OF_ANY:
@@ -30,3 +31,6 @@ def mistakes_of(model: Any) -> Iterator[Mistake]:
             yield from make(model.config)
     else:
         yield from rounded_matrices()
+        if not any(map(is_offloaded, model.modules())):  # the weights must be in memory
+            for make in OF_OTHER:
+                yield from make(model)

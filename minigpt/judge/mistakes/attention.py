@@ -147,8 +147,9 @@ def in_order(order: str, qkv: Tensor, heads: int) -> Split:
     return first, second, third
 
 
+ORDERS = ("qvk", "kqv", "kvq", "vqk", "vkq")
 EXCHANGED = {"qvk": " (k and v exchanged)", "kqv": " (q and k exchanged)"}
-for order in ("qvk", "kqv", "kvq", "vqk", "vkq"):
+for order in ORDERS:
     words = "q, k and v read in the order {}, {}, {}".format(*order) + EXCHANGED.get(order, "")
     step("split", words)(partial(in_order, order))
 step("split", "the keys read as values too")(partial(in_order, "qkk"))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +50,17 @@ def reordered(step: Step) -> Put:
     return put
 
 
-blockwise = partial(mistake, into=reordered, part=Part.WIRING)
+WIRINGS: dict[str, Step] = {}
+
+
+def blockwise(words: str) -> Callable[[Step], Step]:
+    """Decorate a way to put the parts of every block together."""
+
+    def add(step: Step) -> Step:
+        WIRINGS[words] = step
+        return mistake(words, into=reordered, part=Part.WIRING)(step)
+
+    return add
 
 
 @blockwise("norms after the residual (post-norm)")

@@ -33,8 +33,8 @@ class Swaps(contextlib.ExitStack):
         self.new_from, self.padding = new_from, padding
 
     def set(self, owner: nn.Module, name: str, value: Any) -> None:
-        """Give a module another attribute: a submodule, a Parameter, a method or a number."""
-        kept = {**vars(owner), **owner._modules, **owner._parameters}
+        """Give a module another attribute: a submodule, a Parameter, a buffer, a method or a number."""
+        kept = {**vars(owner), **owner._modules, **owner._parameters, **owner._buffers}
         if name in kept:
             self.callback(setattr, owner, name, kept[name])
         else:
@@ -82,6 +82,7 @@ class Mistake:
             simplest is named.
         error: of a rounding, the relative error of a number; 0 of a mistake that is no rounding.
         moves_blocks: whether it changes which blocks there are, so that other mistakes are put in before it.
+        rebuilds: whether it builds the modules anew by another config, so that other mistakes are put in after it.
         fit: of the logits and the program's own, where the mistake has numbers that only the program knows.
         rank: 1 for a mistake in a part of what another one is in, or with more numbers of its own.
         cure: "Write ... in place of ...", where that is one plain phrase.
@@ -96,6 +97,7 @@ class Mistake:
     family: str = ""
     error: float = 0.0
     moves_blocks: bool = False
+    rebuilds: bool = False
     fit: OfBoth | None = None
     rank: int = 0
     cure: str = ""
@@ -130,7 +132,7 @@ Make = Callable[[Any], Iterable[Mistake]]  # the mistakes of a config
 
 
 class MistakeTable(list[Make]):
-    """The mistakes of a kind of models, by their config. The order decides nothing."""
+    """The mistakes of a kind of models, by their config, their shape or themselves. The order decides nothing."""
 
     def add(self, make: Make) -> Make:
         """Decorate a function that yields the mistakes of a config."""
@@ -140,6 +142,7 @@ class MistakeTable(list[Make]):
 
 OF_GPT2 = MistakeTable()  # of a GPT2Config
 OF_ANY = MistakeTable()  # of the Shape of a model of any architecture
+OF_OTHER = MistakeTable()  # of a model of transformers
 
 
 def always(config: Any) -> bool:
