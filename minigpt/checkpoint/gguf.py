@@ -1,6 +1,9 @@
 """GGUF files, which llama.cpp computes from, as checkpoints: their weights dequantized, as transformers names them."""
 
+import contextlib
 import functools
+import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +44,24 @@ def folder_of(file: Path) -> Path:
     return _written(file.resolve(), file_state(file)).path
 
 
-def types_of(file: Path) -> dict[str, str]:
-    """Return how a GGUF file stores each tensor, as "Q4_K", by our names of a GPT-2's, else by those in the file.
+def types_of(file: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return how a GGUF file stores tensors of these names, as "Q4_K", as far as it is known which is which.
 
     Raises:
         CheckpointError, ConfigError: as ``folder_of``.
     """
     folder_of(file)
-    return {gpt2_name(name): kind for name, kind in Metadata(file).types().items()}
+    metadata = Metadata(file)
+    types: dict[str, str] = {}
+    if metadata["general.architecture"] == GPT2_TYPE:
+        for name, kind in metadata.types().items():
+            types[gpt2_name(name)] = kind
+        return types
+    in_file, stored = metadata.names(), metadata.types()
+    for name in names:
+        path, _, role = name.rpartition(".")
+        types[name] = stored.get(f"{in_file.get_name(path)}.{role}", "")
+    return types
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -68,6 +81,8 @@ def _written(file: Path, _state: tuple[int, ...] | None) -> TemporaryFolder:
         raise
     except raised() as error:  # the package gguf and transformers raise many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
+        if "ignore_mismatched_sizes" in reason:  # transformers has logged the rest
+            reason = "its tensors have other shapes than its metadata say"
         raise CheckpointError(f"{file} cannot be read as a GGUF file: {reason:.300}") from error
     return folder
 
@@ -148,7 +163,7 @@ def _write_other(metadata: Metadata, file: Path, folder: Path) -> None:
     from minigpt.checkpoint.transformers_model import quiet_transformers
 
     how: dict[str, Any] = dict(gguf_file=file.name, local_files_only=True, trust_remote_code=False)
-    with quiet_transformers():
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # it shows a bar, whatever it is told
         config = transformers.AutoConfig.from_pretrained(file.parent, **how)
         if hasattr(transformers, "GgufConfig"):  # else the weights may stay in their blocks
             how["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -160,7 +175,7 @@ def _write_other(metadata: Metadata, file: Path, folder: Path) -> None:
         held, read = metadata.value_count, sum(parameter.numel() for parameter in model.parameters())
         if held != read:  # as a table of rotary frequencies, without which it is another model
             name = type(model).__name__
-            raise ValueError(f"{name} of transformers has {read:,} values, and its tensors {held:,}")
+            raise ValueError(f"transformers' {name} has {read:,} values, and the file {held:,}: some would be left out")
         model.save_pretrained(folder)
         if metadata["tokenizer.ggml.tokens"] is not None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **how)

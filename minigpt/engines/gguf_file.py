@@ -43,6 +43,13 @@ class Metadata:
         is_float32 = field.types[0] is load_package("gguf", "gguf").GGUFValueType.FLOAT32
         return float(str(np.float32(value))) if is_float32 else value  # 1e-05, and not 9.99999974738e-06
 
+    def names(self) -> Any:
+        """Return gguf's map from transformers' names of modules to those of this architecture's tensors."""
+        gguf = load_package("gguf", "gguf")
+        named = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+        name = self["general.architecture"]
+        return gguf.get_tensor_name_map(named[name], self[f"{name}.block_count"])
+
     @property
     def value_count(self) -> int:
         """The number of values in all tensors."""

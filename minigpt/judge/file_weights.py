@@ -77,7 +77,8 @@ def weights_of(file: str | Path, original: str | Path | None = None) -> FileWeig
         for name, tensor in read_stable(files.place, tensors_of).items():
             expected[name] = tensor.float()
     if is_gguf(path):
-        tensors, types, strange = read_stable(path, tensors_of), types_of(path), list[str]()
+        tensors, strange = read_stable(path, tensors_of), list[str]()
+        types = types_of(path, tensors)
         if files is not None:
             strange = strange_numbers(Files.at(path), files) + strange_tensors(tensors, expected, types)
         return FileWeights(path, tensors, types, strange)

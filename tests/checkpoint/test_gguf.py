@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from bench import others
 from checkpoints import reference, saved, talking
+from helpers import randomize
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import minigpt
 from minigpt import CheckpointError, Tokenizer
@@ -74,7 +77,7 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
 def written(file: Path, metadata: dict[str, Any], *left_out: str, like: Path) -> Path:
     """Write a file anew with other metadata, and without some tensors."""
     reader: Any = gguf.GGUFReader(like)
-    writer: Any = gguf.GGUFWriter(file, "gpt2")
+    writer: Any = gguf.GGUFWriter(file, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in metadata:
             continue
@@ -132,3 +135,74 @@ def test_damaged_files_are_one_sentence(file: Path, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=rf"{size}\.gguf cannot be read as a GGUF file: ") as raised:
             minigpt.from_pretrained(cut)
         assert "\n" not in str(raised.value)
+
+
+def write_llama(model: LlamaForCausalLM, file: Path, kind: str = "F32", **more: np.ndarray) -> Path:
+    """Write a Llama of transformers as llama.cpp's converter does: queries and keys have the rows of a head in pairs.
+
+    Args:
+        more: tensors that no Llama of transformers has.
+    """
+    config: Any = model.config
+    names, writer = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2), gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        path, _, role = name.rpartition(".")
+        values = tensor.numpy()
+        if path.rpartition(".")[2] in heads:
+            halves = values.reshape(heads[path.rpartition(".")[2]], 2, config.head_dim // 2, -1)
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        stored = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
+        data = gguf.quants.quantize(np.ascontiguousarray(values), stored)
+        writer.add_tensor(f"{names.get_name(path)}.{role}", data, raw_dtype=stored)
+    for name, values in more.items():
+        writer.add_tensor(f"{name}.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(scope="module")
+def llama() -> LlamaForCausalLM:
+    sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    config = LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5)
+    model = LlamaForCausalLM(config).eval()
+    randomize(model)
+    return model
+
+
+def test_another_architecture_is_transformers_own(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    place = saved(llama, tmp_path / "llama")
+    report = minigpt.parity(write_llama(llama, tmp_path / "llama.gguf"), against=place, device="cpu", max_new_tokens=2)
+    assert report.passed, report.reasons
+    file = write_llama(llama, tmp_path / "q8_0.gguf", "Q8_0")
+    weights = weights_of(file, place)
+    assert weights.strange == []
+    assert weights.types["model.layers.1.self_attn.q_proj.weight"] == "Q8_0"
+    for name, tensor in llama.state_dict().items():
+        assert (weights.tensors[name] - tensor).norm() < 0.01 * tensor.norm(), name
+    assert Files.at(file).architecture == "llama"
+
+
+def test_what_transformers_leaves_out_or_fills_in_is_no_model(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    scaled = write_llama(llama, tmp_path / "scaled.gguf", rope_freqs=np.ones(8, np.float32))
+    lacking = written(tmp_path / "lacking.gguf", {}, "blk.0.ffn_up.weight", like=scaled)
+    wide = written(tmp_path / "wide.gguf", {"llama.feed_forward_length": (256, UINT32)}, like=scaled)
+    for file, message in (
+        (scaled, "LlamaForCausalLM has 86,336 values, and the file 86,344: some would be left out"),
+        (lacking, r"it has no model\.layers\.0\.mlp\.up_proj\.weight"),
+        (wide, "its tensors have other shapes than its metadata say"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{file.name} cannot be read as a GGUF file: .*{message}"):
+            minigpt.Original(file, device="cpu")
