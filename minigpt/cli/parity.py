@@ -24,7 +24,7 @@ REPORT = {"json_file", "csv", "html"}
 COMPARES = {"compare", "reports"} | REPORT
 READS_OUTPUTS = {"original", "outputs", "device", "budget", "diagnose"} | REPORT
 READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
-JUDGES_ENGINE = {"engine", "engine_option", "budget", "device", "diagnose"} | REPORT
+JUDGES_ENGINE = {"engine", "engine_option", "as_file", "budget", "device", "diagnose"} | REPORT
 RECORDS = {"record", "model", "revision", "attention", "device", "dtype", "memory"} | READS_ORIGINAL
 READS_FOR_ENGINE = RECORDS - {"gradients"}  # with an engine, which gives logits alone
 OF_THE_ORIGINAL = {"record", "against", "prompt", "prompts", "text"}  # which a record answers
@@ -53,6 +53,7 @@ def parity(
     outputs: Path | None = None,
     engine: Annotated[str | None, typer.Option(metavar="KIND=PATH")] = None,
     engine_option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None,
+    as_file: bool = False,
     json_file: JsonFile = None,
     csv: OutFile = None,
     html: OutFile = None,
@@ -92,6 +93,7 @@ def parity(
         outputs: Judge the logits in this file, which another program wrote for a record.
         engine: Judge a model in another program's file: onnx=FILE, gguf=FILE, openvino=FILE or ctranslate2=FOLDER.
         engine_option: An option in that program's own words, e.g. type_k=f32; may be repeated.
+        as_file: Judge whether the program is right for the weights in its file. Of a GGUF file no --model is needed.
 
     Output:
         compare: Show REPORTS, which --json wrote, in one table.
@@ -107,6 +109,7 @@ def parity(
         minigpt parity --original r.safetensors --outputs mine.safetensors --diagnose
         minigpt parity --model gpt2 --engine onnx=model.onnx
         minigpt parity --original r.safetensors --engine gguf=gpt2.gguf --engine-option type_k=f32
+        minigpt parity --engine gguf=gpt2-q4.gguf --as-file
         minigpt parity --compare a.json b.json c.json --html page.html
 
         Exit status: 0 every verdict is a pass, 1 one is not, 2 it could not be judged; --compare only shows.
@@ -131,6 +134,8 @@ def parity(
         if of_engine is not None:
             say(f"opening {of_engine.file}", 0)
             opened = of_engine.open()
+            if as_file and not given & {"model", "original"}:
+                recipes = [dataclasses.replace(recipes[0], source=of_engine.file)]
         if original is not None:
             say(f"reading {original}", 0)
             read = Original.load(original, device=recipes[0].wanted_device)
@@ -146,7 +151,7 @@ def parity(
         if outputs is not None:
             judged = [read.judge_outputs(outputs, **asked)]
         elif opened is not None:
-            judged = _judge(read, [opened], say, **asked)
+            judged = _judge(read, [opened], say, as_file=as_file, **asked)
         elif _only_records(given):
             judged = []
         else:
@@ -185,7 +190,8 @@ def _check_options(given: Given, recipes: "list[Recipe]", reports: list[Path]) -
     if "engine" in given:
         _check_engine(given)
         return
-    refuse_if(("engine_option" in given, "engine_option", "needs --engine, whose option it is"))
+    for name in ("engine_option", "as_file"):
+        refuse_if((name in given, name, "needs --engine, whose file or option it is about"))
     if _only_records(given):
         refuse_others(given, RECORDS, "cannot go with --record alone, which judges nothing; give a --norm to judge")
         return

@@ -38,13 +38,18 @@ SHARE = 10  # of all positions, where fewer are calm
 Logits = Sequence[Tensor]  # of each text (T, V)
 
 
-def account_of(truth: Truth, runner: Runner, engine: Engine, weights: FileWeights, say: Steps) -> Account:
+def account_of(
+    truth: Truth, runner: Runner, engine: Engine, weights: FileWeights, decides: bool, say: Steps
+) -> Account:
     """Return where the difference of a program's logits from the original's comes from.
 
     The program's own error is taken against transformers in float64 with the file's weights. Then the arithmetic that
     the program documents is put into that model. A number near the middle of two steps may be rounded the other way by
     the program, and changes all later ones. So what is left is compared with what transformers at the dtype leaves with
     the same arithmetic, on all positions and on those that agree best.
+
+    Args:
+        decides: whether the verdict is on the program and its file.
 
     Raises:
         CheckpointError, MiniGPTError: if transformers cannot read the file's model.
@@ -98,7 +103,7 @@ def account_of(truth: Truth, runner: Runner, engine: Engine, weights: FileWeight
         calm=calm,
         calm_left=least(errors, calm) / floor.rms,
         calm_noise=least(own_errors, calm) / floor.rms,
-        is_own=weights.place.resolve() == truth.facts.place.resolve(),
+        decides=decides,
         strange=weights.strange,
     )
 

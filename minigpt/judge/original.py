@@ -129,6 +129,7 @@ class Original:
         bisect: bool = False,
         budget: str | None = None,
         diagnose: bool | None = None,
+        as_file: bool = False,
         progress: Progress | None = None,
         **opening: Any,
     ) -> ParityReport:
@@ -142,6 +143,8 @@ class Original:
             CheckpointError: if the checkpoint was saved again since the original was read.
         """
         check_names(opening, RECIPE_OPTIONS, "judge")
+        if as_file and not isinstance(candidate, Engine):
+            raise ConfigError("is for another program's file, which minigpt.engines opens", argument="as_file")
         limits = parse_budget(budget)
         gradients = self._has_gradients(gradients)
         if candidate is None or isinstance(candidate, str | Path):
@@ -163,7 +166,7 @@ class Original:
                 with opened.eval_mode():
                     figures = Judgement(truth, opened, limits, gradients, say).figures(searches)
                     if isinstance(candidate, Engine):
-                        figures = with_account(figures, truth, opened.runner, candidate, say)
+                        figures = with_account(figures, truth, opened.runner, candidate, as_file, say)
             changes = sorted({*changed, *opened.claim.changes})
             verdict = decide(figures, limits, changes)
             with watched(), opened.eval_mode():
@@ -221,7 +224,9 @@ class Original:
         return dataclasses.replace(recipe, device=device, dtype=dtype)
 
 
-def with_account(figures: ParityFigures, truth: Truth, runner: Runner, engine: Engine, say: Steps) -> ParityFigures:
+def with_account(
+    figures: ParityFigures, truth: Truth, runner: Runner, engine: Engine, as_file: bool, say: Steps
+) -> ParityFigures:
     """Return the figures of a program's file; if it is off, with where that comes from, or why that is not known."""
     if figures.nan is not None or figures.logits.ratio <= MOST_NOISE:
         return figures
@@ -230,8 +235,10 @@ def with_account(figures: ParityFigures, truth: Truth, runner: Runner, engine: E
 
     try:
         weights = weights_of(engine.file, truth.facts.place)
-        return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, say))
+        return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, as_file, say))
     except MiniGPTError as error:
+        if as_file:
+            raise
         note = f"Where the difference comes from is not known: {error}."
         return dataclasses.replace(figures, notes=[*figures.notes, note])
 
@@ -250,6 +257,7 @@ def parity(
     bisect: bool = False,
     budget: str | None = None,
     diagnose: bool | None = None,
+    as_file: bool = False,
     progress: Progress | None = None,
     **opening: Any,
 ) -> ParityReport:
@@ -279,6 +287,8 @@ def parity(
         budget: limits that decide in place of parity, e.g. "kl=1e-6,perplexity=0.01%".
         diagnose: whether to look for the mistake that gives the candidate's logits. By default after a FAIL, if the
             model is so small that it takes a few seconds.
+        as_file: of what a function of ``minigpt.engines`` returns, judge whether the program is right for its file: it
+            passes if its error with the file's weights is explained by the arithmetic that it documents.
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
         opening: norm, sites, keep, center, fit, attention, arithmetic, device, dtype, quantize, memory, revision
             and local_files_only, as ``Recipe`` takes them, for a candidate that is a source. For a module or a
@@ -311,7 +321,7 @@ def parity(
         original = Original(against, **_options_of(candidate) | opening, **texts)
     return original.judge(
         candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect,
-        budget=budget, diagnose=diagnose, progress=_part_of(progress, 0.6, 0.4),
+        budget=budget, diagnose=diagnose, as_file=as_file, progress=_part_of(progress, 0.6, 0.4),
     )  # fmt: skip
 
 

@@ -459,7 +459,7 @@ class Account:
         noise: transformers at the dtype, with the same arithmetic in it and in the truth.
         calm: how many positions are compared where the error is least; ``calm_left`` is the program's RMS error there,
             and ``calm_noise`` that of transformers at the dtype, both with the arithmetic in the truth.
-        is_own: whether the original is the file itself.
+        decides: whether the verdict is on the program and its file, and not on the original.
         strange: a sentence on each tensor of the file that is not the original's.
     """
 
@@ -478,7 +478,7 @@ class Account:
     calm: int
     calm_left: float
     calm_noise: float
-    is_own: bool
+    decides: bool
     strange: list[str] = field(default_factory=list)
 
     @property
@@ -645,8 +645,8 @@ def has_norm(figures: ParityFigures) -> bool:
 
 
 def is_by_file(figures: ParityFigures) -> bool:
-    """Return whether a program is judged against the weights of its own file, so that its arithmetic decides."""
-    return figures.account is not None and figures.account.is_own
+    """Return whether the verdict is on a program and its file, and not on the original."""
+    return figures.account is not None and figures.account.decides
 
 
 def perplexities(figures: ParityFigures) -> tuple[float, float]:

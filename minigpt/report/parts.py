@@ -204,7 +204,7 @@ def _diagnosis(report: ReportFields, diagnosis: Sequence[Diagnosed]) -> Part:
 def _account(report: ReportFields, account: Account) -> Part:
     steps = [replace(step, part=f"with {step.part}") for step in account.steps]
     others = [replace(other, part=f"transformers at {other.part}") for other in account.precisions]
-    shares = [account.own, *steps] if account.is_own else [account.total, account.weights, account.own, *steps]
+    shares = [account.total, account.weights, account.own, *steps]
     best = f"at the {account.calm} positions that agree best"
     noise = f"transformers at {account.dtype} with that arithmetic"
     errors = {

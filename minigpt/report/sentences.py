@@ -232,13 +232,13 @@ def _rest(row: Diagnosed) -> str:
 
 def account_lines(account: Account) -> list[str]:
     """Return the sentences on where the difference of a file comes from."""
-    lines = [*account.strange]
+    lines = [f"{sentence}." for sentence in account.strange]
     types = f" ({', '.join(account.types)})" if account.types else ""
-    if not account.is_own:
-        all_of_it, weights, own = brief(account.total.kl), brief(account.weights.kl), brief(account.own.kl)
-        lines.append(
-            f"Of {all_of_it} nats the file's weights{types} make {weights}, and the program's arithmetic {own}."
-        )
+    whole, weights, own = brief(account.total.kl), brief(account.weights.kl), brief(account.own.kl)
+    if account.weights.ratio <= MOST_NOISE:
+        lines.append(f"The file's weights{types} are the original's. The program's arithmetic makes {own} nats.")
+    else:
+        lines.append(f"Of {whole} nats the file's weights{types} make {weights}, and the program's arithmetic {own}.")
         if abs(account.together - 1) > MOST_APART:
             lines.append(
                 f"That does not add up: both errors together are {times(account.together)} that of the program. So it "
@@ -246,7 +246,7 @@ def account_lines(account: Account) -> list[str]:
             )
     if account.explains:
         lines += _explained(account)
-    elif not account.is_own:
+    elif not account.decides:
         lines.append(unexplained(account))
     return lines
 

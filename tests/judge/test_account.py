@@ -126,12 +126,11 @@ def test_a_fault_of_the_program_is_not_called_rounding(name: str, original: Orig
 
 def test_a_file_is_judged_by_itself(file: Path) -> None:
     itself = Original(file, **READ)
-    report = itself.judge(Computed(file, Quantized(folder_of(file))))
+    report = itself.judge(Computed(file, Quantized(folder_of(file))), as_file=True)
     assert report.passed
     assert report.account is not None
-    assert report.account.is_own
     assert "right for the file" in str(report)
     program = Quantized(folder_of(file), positions=1)
-    wrong = itself.judge(Computed(file, program), diagnose=False)
+    wrong = itself.judge(Computed(file, program), diagnose=False, as_file=True)
     assert wrong.outcome == "FAIL"
     assert "is not right for this file" in wrong.reasons[0]
