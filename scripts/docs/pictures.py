@@ -20,13 +20,18 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.text import Text
-from tables import rows
+from tables import rows  # pyright: ignore[reportMissingImports]
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 MINIGPT = (sys.executable, "-m", "minigpt")
 COLUMNS = 92  # of the terminal
-WIDTH, HEIGHT = 1100, 820  # of a report's picture, at most so high, in pixels
+WIDTH = 1100  # of a report's picture, in pixels
+IN_SHORT = """
+    main { padding: 2rem } section { margin-top: 2.5rem } .tiles { margin-top: 2rem }
+    header > .aside, .reason ~ .reason ~ .reason, section:not(#sites), #sites .scroll:has(.stays), #sites :is(.scrolls, .beside, details)
+    { display: none }
+"""
 Scheme = Literal["light", "dark"]
 # The end of a name, and matplotlib's style.
 SCHEMES: dict[Scheme, tuple[str, str]] = {"light": ("", "default"), "dark": ("-dark", "dark_background")}
@@ -67,26 +72,29 @@ def losses(path: Path, style: str) -> None:
 def terminal(path: Path) -> None:
     """Draw the commands and what they print as an SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    for words in COMMANDS:
+    for number, words in enumerate(COMMANDS):
         shown = shlex.join(word for word in words if word not in ("--device", "cpu"))
+        console.print("\n" * bool(number), end="")
         console.print(Text(f"$ minigpt {shown}", style="bold green"))
         console.print(Text(run(*words)), highlight=False)
     path.write_text(console.export_svg(title="minigpt"), encoding="utf-8")
 
 
 def report(page: Page, path: Path) -> None:
-    """Take a screenshot of the top of a parity report, down to the last whole row of a table."""
+    """Take a screenshot of a parity report's verdict, its most important figures and its map."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.html"
         run("parity", "--norm", "rms", "--device", "cpu", "--html", str(file))
         page.goto(file.as_uri())
-        ends = page.locator("tr").evaluate_all("rows => rows.map(row => row.getBoundingClientRect().bottom)")
-        last = max(end for end in ends if end <= HEIGHT)
-        page.screenshot(path=path, clip={"x": 0, "y": 0, "width": WIDTH, "height": last + 1})
+        page.add_style_tag(content=IN_SHORT)
+        page.locator("main").screenshot(path=path)
 
 
 def recording(page: Page, path: Path) -> None:
-    """Record the page of the server as an animated PNG: it writes, and shows the alternatives at some tokens."""
+    """Record the page of the server as an animated PNG: it writes, and shows the alternatives at some tokens.
+
+    The finished texts with the alternatives come first, for who sees only the first picture.
+    """
     command = [*MINIGPT, "serve", "--port", "0", "--norm", "fused", "--norm", "rms"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -107,6 +115,7 @@ def recording(page: Page, path: Path) -> None:
             page.keyboard.press("ArrowRight")
             frames.append((page.screenshot(), 1200))
         server.terminate()
+    frames = [(frames[-4][0], 2500), *frames]
     images = [Image.open(io.BytesIO(data)).convert("RGB") for data, _ in frames]
     colors = images[-1].quantize(64)  # one palette for all: the file is a quarter as large
     first, *others = (image.quantize(palette=colors, dither=Image.Dither.NONE) for image in images)
