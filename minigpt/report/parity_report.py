@@ -82,7 +82,8 @@ class ParityReport(ReportFields):
         console = Console(file=io.StringIO(), width=max(80, Console().width))
         with console.capture() as caught:
             console.print(parity_summary(self))
-        return caught.get().rstrip()
+        lines = [line.rstrip() for line in caught.get().splitlines()]
+        return "\n".join(lines).rstrip()
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, for a notebook."""
