@@ -29,7 +29,8 @@ COLUMNS = 92  # of the terminal
 WIDTH = 1100  # of a report's picture, in pixels
 IN_SHORT = """
     main { padding: 2rem } section { margin-top: 2.5rem } .tiles { margin-top: 2rem }
-    header > .aside, .reason ~ .reason ~ .reason, section:not(#sites), #sites .scroll:has(.stays), #sites :is(.scrolls, .beside, details)
+    header > .aside, .reason ~ .reason ~ .reason, section:not(#sites),
+    #sites :is(.scroll:has(.stays), .scrolls, .beside, details)
     { display: none }
 """
 Scheme = Literal["light", "dark"]
