@@ -28,6 +28,7 @@ WHY_MISSING = {
     Unjudged.DECODED: "the candidate takes no cache of transformers, so it reads whole texts only",
     Unjudged.GRADIENTS: "the candidate has none for the original's Parameters",
 }
+POOR = 0.1  # of the perplexity of guessing
 MOST_APART = 0.1  # of the root of the squares of two errors from that of their sum
 ABOUT_BUILT_IN = (
     "These figures are of the short built-in texts, and others give other figures: --text FILE judges on yours."
@@ -96,6 +97,12 @@ def sentences(report: ReportFields) -> list[str]:
         lines += account_lines(report.account)
     if not lines:
         lines.append(_of_parity(report))
+    guessing = report.coverage.vocabulary
+    if (report.built_in or text_file(report) is not None) and before > POOR * guessing:
+        lines.append(
+            f"The original's own perplexity is {precise(before)}, and guessing among its {guessing:,} tokens has "
+            f"{guessing:,}: the original itself does not predict these texts."
+        )
     lines += precision_line(report)
     if report.bisect is not None:
         lines.append(_of_bisection(report, report.bisect.sites))

@@ -123,6 +123,15 @@ def test_perplexity(run: Run, folder: Path) -> None:
     twice = json.loads(run("perplexity", folder, text, text, "--norm", "rms", "--device", "cpu", "--json").out)
     assert [row["text"] for row in twice["texts"]] == [str(text)] * 2
     assert twice["perplexity_by_text"] == pytest.approx(expected, rel=1e-6)
+    plain = minigpt.perplexity(minigpt.from_pretrained(folder, device="cpu"), tokenizer, text.read_text("utf-8"))
+    own = [*twice["texts"], twice, fields]
+    assert [of["perplexity_of_the_original"] for of in own] == pytest.approx([plain] * 4, rel=1e-6)
+    assert f"\n{plain:.6g}"[:5] in shown
+    assert f"that of the original, {folder}\n" in shown
+    alone = json.loads(run("perplexity", folder, text, "--device", "cpu", "--json").out)
+    assert "original" not in alone
+    against = json.loads(run("perplexity", folder, text, "--against", folder, "--device", "cpu", "--json").out)
+    assert against["perplexity_of_the_original"] == against["perplexity"] == alone["perplexity"]
 
 
 def test_a_foreign_norm_of_the_checkpoint_is_named_again(tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def test_each_figure_names_the_tokens_that_it_is_of() -> None:
     assert f"text of {MADE['text']['tokens']:,} tokens" in text
 
 
+def test_an_original_that_does_not_predict_the_texts_is_named() -> None:
+    vocabulary = MADE["coverage"]["vocabulary"]
+    for perplexity, is_poor in ((0.4 * vocabulary, True), (30.0, False)):
+        text = shown(report_with(perplexity=MADE["perplexity"] | {"reference": perplexity}))
+        assert ("the original itself does not predict these texts" in text) == is_poor
+
+
 def test_what_a_candidate_does_not_give_is_named() -> None:
     assert "Not judged" not in shown(report_with())
     text = shown(report_with(missing=["tokens one by one", "gradients"]))
