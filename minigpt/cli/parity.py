@@ -15,7 +15,7 @@ from minigpt.garbage import uncollected
 
 if TYPE_CHECKING:
     from minigpt.judge.original import Original
-    from minigpt.judge.truth import Truth
+    from minigpt.judge.original_data import OriginalData
     from minigpt.recipe import Recipe
     from minigpt.report.parity_report import ParityReport
 
@@ -225,7 +225,7 @@ def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:
     return texts
 
 
-def _beside_record(recipe: "Recipe", truth: "Truth", given: Given) -> "Recipe":
+def _beside_record(recipe: "Recipe", truth: "OriginalData", given: Given) -> "Recipe":
     """Return a recipe whose model and attention are the record's, unless others are given."""
     if "attention" not in given:
         recipe = dataclasses.replace(recipe, attention=truth.facts.attention)

@@ -18,12 +18,12 @@ from minigpt.judge.file_weights import FileWeights
 from minigpt.judge.measures import LogitsMeter
 from minigpt.judge.mistakes import Swaps
 from minigpt.judge.mistakes.programs import documented
+from minigpt.judge.original_data import OriginalData
 from minigpt.judge.read_original import read_in_other_dtypes
-from minigpt.judge.reading import Sample
+from minigpt.judge.reading import Text
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
 from minigpt.judge.texts import first_of
-from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.report.fields import FAR_OFF, Account, ErrorShare, noise_ratio
@@ -39,7 +39,7 @@ Logits = Sequence[Tensor]  # of each text (T, V)
 
 
 def account_of(
-    truth: Truth, runner: Runner, engine: Engine, weights: FileWeights, decides: bool, say: Steps
+    truth: OriginalData, runner: Runner, engine: Engine, weights: FileWeights, decides: bool, say: Steps
 ) -> Account:
     """Return where the difference of a program's logits from the original's comes from.
 
@@ -60,7 +60,7 @@ def account_of(
     rounded = Reference(replace(facts, attention="sdpa"))
     texts = first_of(truth.texts.windows if truth.texts.file else truth.texts.prompts, facts.weights, MOST_WORK)
     short = beginnings(texts)
-    original, of_short = [truth.logits(sample) for sample in texts], read(runner, short)
+    original, of_short = [truth.logits(text) for text in texts], read(runner, short)
     program, right, noise = read(runner, texts), read(exact, texts), read(rounded, texts)
     floor = compared(noise, right, texts).distance
 
@@ -108,23 +108,23 @@ def account_of(
     )
 
 
-def beginnings(texts: Sequence[Sample]) -> list[Sample]:
+def beginnings(texts: Sequence[Text]) -> list[Text]:
     """Return texts of two tokens, of the tokens of others."""
-    ids = list(dict.fromkeys(token for sample in texts for token in sample.ids))
+    ids = list(dict.fromkeys(token for text in texts for token in text.ids))
     spread = [ids[number * len(ids) // (2 * BEGINNINGS)] for number in range(2 * BEGINNINGS)]
-    return [Sample.whole(spread[number::BEGINNINGS]) for number in range(BEGINNINGS)]
+    return [Text.whole(spread[number::BEGINNINGS]) for number in range(BEGINNINGS)]
 
 
-def read(runner: Runner, samples: Sequence[Sample]) -> Logits:
+def read(runner: Runner, texts: Sequence[Text]) -> Logits:
     """Return a runner's logits of texts, in float64."""
-    return [runner.logits(sample).double() for sample in samples]
+    return [runner.logits(text).double() for text in texts]
 
 
-def compared(value: Logits, true: Logits, samples: Sequence[Sample]) -> LogitsMeter:
+def compared(value: Logits, true: Logits, texts: Sequence[Text]) -> LogitsMeter:
     """Return the figures of logits against the true ones, of the texts alone that are given."""
     meter = LogitsMeter()
-    for sample, one, other in zip(samples, value, true, strict=False):
-        meter.add(other, one, sample.targets(other.device), sample.counted)
+    for text, one, other in zip(texts, value, true, strict=False):
+        meter.add(other, one, text.targets(other.device), text.counted)
     return meter
 
 

@@ -21,9 +21,9 @@ from minigpt.errors import ConfigError, listing
 from minigpt.host import host_of, is_compiled, probe_norm
 from minigpt.judge.checkpoint_facts import require_room
 from minigpt.judge.file_runner import EngineRunner, FileRunner
+from minigpt.judge.original_data import OriginalData
 from minigpt.judge.reference import tensors_of
 from minigpt.judge.runners import FunctionRunner, ModuleRunner, Naming, OurRunner, Runner
-from minigpt.judge.truth import Truth
 from minigpt.model import GPT2
 from minigpt.norms import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
@@ -114,7 +114,7 @@ class Candidate:
                 part.training = mode
 
 
-def candidate_of(truth: Truth, candidate: Any) -> Candidate:
+def candidate_of(original: OriginalData, candidate: Any) -> Candidate:
     """Return a candidate: a recipe's model, a model of ours, a module, a function, an engine.
 
     Raises:
@@ -122,19 +122,19 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
         CheckpointError: if an engine does not fit the original.
     """
     if isinstance(candidate, OutputsFile):
-        return Candidate(FileRunner(truth, candidate.file), Claim(str(candidate.file), adds_errors=True))
+        return Candidate(FileRunner(original, candidate.file), Claim(str(candidate.file), adds_errors=True))
     if isinstance(candidate, Recipe):
-        return candidate_of_recipe(truth, candidate)
+        return candidate_of_recipe(original, candidate)
     if isinstance(candidate, GPT2):
-        return candidate_of_model(truth, candidate)
+        return candidate_of_model(original, candidate)
     if isinstance(candidate, nn.Module):
-        return candidate_of_module(truth, candidate)
+        return candidate_of_module(original, candidate)
     if isinstance(candidate, Engine):
         claim = Claim(candidate.name, notes=[candidate.note])
-        return Candidate(EngineRunner(truth, candidate), claim)
+        return Candidate(EngineRunner(original, candidate), claim)
     if callable(candidate):
         name = title(candidate)
-        runner = FunctionRunner(candidate, truth.facts, partial(naming, candidate, name))
+        runner = FunctionRunner(candidate, original.facts, partial(naming, candidate, name))
         return Candidate(runner, Claim(name, changes=changed_on_import(candidate)))
     raise ConfigError(
         f"must be a source, a Recipe, a model, or a function of ids to logits, got a {type(candidate).__name__}",
@@ -142,36 +142,36 @@ def candidate_of(truth: Truth, candidate: Any) -> Candidate:
     )
 
 
-def candidate_of_recipe(truth: Truth, recipe: Recipe) -> Candidate:
+def candidate_of_recipe(original: OriginalData, recipe: Recipe) -> Candidate:
     """Return a recipe's model as a candidate. Its weights stay in their files if the original's did, and they can.
 
     Raises:
         CheckpointError: if they cannot, and take more than is free.
     """
-    why_whole = recipe.why_whole() if truth.facts.offload else None
+    why_whole = recipe.why_whole() if original.facts.offload else None
     if why_whole is not None:
-        size = truth.facts.shape.weights * truth.facts.dtype.itemsize
-        require_room(str(recipe.source), size, free_memory(truth.facts.device), why_whole)
-    opened = recipe.load(any_architecture=True, offload=truth.facts.offload and why_whole is None)
+        size = original.facts.shape.weights * original.facts.dtype.itemsize
+        require_room(str(recipe.source), size, free_memory(original.facts.device), why_whole)
+    opened = recipe.load(any_architecture=True, offload=original.facts.offload and why_whole is None)
     fits = [SiteFit(site, *fit) for site, fit in opened.fits.items()]
     reasons: list[str] = []
-    if not is_own_source(truth, recipe):
+    if not is_own_source(original, recipe):
         reasons += note_on_left_out(opened.model)
     if why_whole is not None:
         reasons.append(f"{recipe.source} is in memory as a whole, since {why_whole}.")
-    return candidate_of_model(truth, opened.model, recipe, opened.swapped, fits or None, reasons)
+    return candidate_of_model(original, opened.model, recipe, opened.swapped, fits or None, reasons)
 
 
-def candidate_of_module(truth: Truth, module: nn.Module) -> Candidate:
+def candidate_of_module(original: OriginalData, module: nn.Module) -> Candidate:
     """Return anybody's module as a candidate."""
     name = type(module).__name__
-    runner = ModuleRunner(module, truth.facts, partial(naming, module, name))
-    claim = Claim(name, adds_errors=True, notes=notes_on_module(truth, runner), changes=changed_on_import(module))
+    runner = ModuleRunner(module, original.facts, partial(naming, module, name))
+    claim = Claim(name, adds_errors=True, notes=notes_on_module(original, runner), changes=changed_on_import(module))
     return Candidate(runner, claim, module)
 
 
 def candidate_of_model(
-    truth: Truth,
+    original: OriginalData,
     model: Any,
     recipe: Recipe | None = None,
     swapped: Sequence[str] = (),
@@ -191,9 +191,9 @@ def candidate_of_model(
     """
     name, sites, is_same = "the model", ("*",), True
     if recipe is not None:
-        is_same = is_own_source(truth, recipe)
-        name, sites = (truth.facts.source if is_same else str(recipe.source)), tuple(recipe.sites)
-    require_shape(truth, name, Shape.of(model.config))
+        is_same = is_own_source(original, recipe)
+        name, sites = (original.facts.source if is_same else str(recipe.source)), tuple(recipe.sites)
+    require_shape(original, name, Shape.of(model.config))
     attention = getattr(model, "attention", None) or model.config._attn_implementation
     host = host_of(model)
     norms = host.norms()
@@ -208,10 +208,10 @@ def candidate_of_model(
             naming_norm = partial(naming, inner, f"{name} with {norm}")
             break
     kind = OurRunner if isinstance(model, GPT2) else ModuleRunner
-    runner: ModuleRunner = kind(model, truth.facts, naming_norm)
+    runner: ModuleRunner = kind(model, original.facts, naming_norm)
     if recipe is not None and not isinstance(model, GPT2):
         runner.together = True  # as the original was read
-    difference = first_difference(truth, model, recipe, norm, new)
+    difference = first_difference(original, model, recipe, norm, new)
     quantize, center = getattr(model, "quantize", None), recipe is not None and recipe.center
     claim = Claim(
         name,
@@ -224,40 +224,40 @@ def candidate_of_model(
         is_exact=is_same and difference is None,
         attention=attention,
         difference=difference,
-        notes=[*notes_on_module(truth, runner), *notes_on_norms(new, quantize, center), *reasons],
+        notes=[*notes_on_module(original, runner), *notes_on_norms(new, quantize, center), *reasons],
         changes=changes_of([*new.values()]),
     )
     return Candidate(runner, claim, model, model, recipe)
 
 
-def is_own_source(truth: Truth, recipe: Recipe) -> bool:
+def is_own_source(original: OriginalData, recipe: Recipe) -> bool:
     """Return whether a recipe opens the original's own checkpoint.
 
     One name may have several revisions, so the places decide. A record may come from a machine with other places: there
     the name decides.
     """
-    if truth.facts.place.exists():
-        return truth.facts.place.resolve() == recipe.place().resolve()
-    return truth.facts.source == str(recipe.source)
+    if original.facts.place.exists():
+        return original.facts.place.resolve() == recipe.place().resolve()
+    return original.facts.source == str(recipe.source)
 
 
-def require_shape(truth: Truth, name: str, shape: Shape) -> None:
+def require_shape(original: OriginalData, name: str, shape: Shape) -> None:
     """Check that a model has the original's sizes.
 
     Raises:
         ConfigError: if not.
     """
     for field_name in SHAPE:
-        size, true_size = getattr(shape, field_name), getattr(truth.facts.shape, field_name)
+        size, true_size = getattr(shape, field_name), getattr(original.facts.shape, field_name)
         if size != true_size:
             raise ConfigError(
-                f"{name} and {truth.facts.source} must have the same shape to be compared, but {field_name} is {size} "
-                f"and {true_size}"
+                f"{name} and {original.facts.source} must have the same shape to be compared, but {field_name} is "
+                f"{size} and {true_size}"
             )
 
 
 def first_difference(
-    truth: Truth, model: nn.Module, recipe: Recipe | None, norm: str, norms: Mapping[str, nn.Module]
+    original: OriginalData, model: nn.Module, recipe: Recipe | None, norm: str, norms: Mapping[str, nn.Module]
 ) -> str | None:
     """Return why a model is another one than the original by how it was opened, or by its norms.
 
@@ -268,7 +268,7 @@ def first_difference(
     for reason in (*differences(recipe), *differences(model)):
         return reason
     for site, module in norms.items():
-        kind = truth.norms[site].kind if site in truth.norms else "other"
+        kind = original.norms[site].kind if site in original.norms else "other"
         if not is_exact(module, kind):
             return f"{norm} is not {KINDS.get(kind, 'what the site computes')}"
     return None
@@ -299,7 +299,7 @@ def norm_title(recipe: Recipe | None, modules: Sequence[nn.Module]) -> str:
 # What a reader should know of a module
 
 
-def notes_on_module(truth: Truth, runner: ModuleRunner) -> list[str]:
+def notes_on_module(original: OriginalData, runner: ModuleRunner) -> list[str]:
     """Return sentences on how a module computes, where that differs from the original."""
     sentences: list[str] = []
     if is_compiled(runner.model):
@@ -308,7 +308,7 @@ def notes_on_module(truth: Truth, runner: ModuleRunner) -> list[str]:
         )
     if runner.prefix is None:
         return sentences
-    return [*sentences, *notes_on_rounding(truth, runner), *notes_on_casts(truth, runner)]
+    return [*sentences, *notes_on_rounding(original, runner), *notes_on_casts(original, runner)]
 
 
 def notes_on_norms(norms: Mapping[str, nn.Module], quantize: str | None, center: bool) -> list[str]:
@@ -321,12 +321,12 @@ def notes_on_norms(norms: Mapping[str, nn.Module], quantize: str | None, center:
     return sentences
 
 
-def notes_on_rounding(truth: Truth, runner: ModuleRunner) -> list[str]:
+def notes_on_rounding(original: OriginalData, runner: ModuleRunner) -> list[str]:
     """Return a sentence for each way of rounding that is not the original's, with the sites that have it."""
-    if truth.facts.dtype not in HALVES:
+    if original.facts.dtype not in HALVES:
         return []
     sites = defaultdict[tuple[str, str], list[str]](list)
-    for site, true in truth.norms.items():
+    for site, true in original.norms.items():
         if true.weight is None or true.rounds is None:
             continue
         with contextlib.suppress(Exception):  # somebody's norm may run elsewhere only
@@ -335,15 +335,15 @@ def notes_on_rounding(truth: Truth, runner: ModuleRunner) -> list[str]:
                 sites[here.rounds, true.rounds].append(site)
     sentences: list[str] = []
     for (here, before), places in sites.items():
-        where = "every site" if len(places) == len(truth.norms) else listing(places)
+        where = "every site" if len(places) == len(original.norms) else listing(places)
         sentences.append(f"at {where} a row is {ROUNDS[here]}; in the original it is {ROUNDS[before]}")
     return sentences
 
 
-def notes_on_casts(truth: Truth, runner: ModuleRunner) -> list[str]:
+def notes_on_casts(original: OriginalData, runner: ModuleRunner) -> list[str]:
     """Return a sentence if tensors are narrower than transformers keeps them, as after ``model.to(dtype)``."""
     narrower, tensors = list[str](), tensors_of(runner.model)
-    for name, kept in truth.facts.kept.items():
+    for name, kept in original.facts.kept.items():
         here = tensors.get(f"{runner.prefix}{name}")
         if here is None or not here.is_floating_point():
             continue

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from minigpt.judge.measures import precision_of
+from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
-from minigpt.judge.truth import Truth
 from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, is_near, outcome_of
 
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
@@ -12,7 +12,7 @@ QUICK = 2e7  # weights of a model that is diagnosed without being asked
 Say = Callable[[str], None]
 
 
-def is_quick(truth: Truth) -> bool:
+def is_quick(truth: OriginalData) -> bool:
     """Return whether a diagnosis takes a few seconds: of a small model in memory."""
     return truth.facts.weights <= QUICK and not truth.facts.offload
 
@@ -26,7 +26,7 @@ def is_off_at_once(figures: ParityFigures) -> bool:
 
 
 def explain(
-    truth: Truth, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
+    truth: OriginalData, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
 ) -> Causes:
     """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from minigpt.judge.evidence import Text
-from minigpt.judge.truth import Truth
+from minigpt.judge.evidence import Evidence
+from minigpt.judge.original_data import OriginalData
 from minigpt.report.fields import FAR_OFF, MOST_NOISE, NormSiteError, ParityFigures, noise_ratio, places
 from minigpt.report.numerals import brief
 
@@ -22,7 +22,9 @@ GROWTH = 4.0  # of an error, from the first quarter of these rows to the last
 RANKED = 0.8  # correlation of the ranks of error and position
 
 
-def clues_of(truth: Truth, texts: Sequence[Text], figures: ParityFigures, layer_types: Sequence[str]) -> list[str]:
+def clues_of(
+    truth: OriginalData, texts: Sequence[Evidence], figures: ParityFigures, layer_types: Sequence[str]
+) -> list[str]:
     """Return a sentence for each clue that is clear.
 
     Args:
@@ -42,12 +44,12 @@ def clues_of(truth: Truth, texts: Sequence[Text], figures: ParityFigures, layer_
 # Positions
 
 
-def rows_off(text: Text, noise: float) -> Tensor:
+def rows_off(text: Evidence, noise: float) -> Tensor:
     """Return the RMS error (T) at each position, in units of the noise."""
     return (text.logits - text.truth).square().mean(-1).sqrt() / noise
 
 
-def by_position(texts: Sequence[Text], noise: float) -> Iterator[str]:
+def by_position(texts: Sequence[Evidence], noise: float) -> Iterator[str]:
     """Yield from which position on the logits are off, and whether the error grows.
 
     Args:
@@ -97,7 +99,7 @@ def _growth(ratios: Tensor) -> Iterator[str]:
 # Sizes
 
 
-def by_size(texts: Sequence[Text], noise: float) -> Iterator[str]:
+def by_size(texts: Sequence[Evidence], noise: float) -> Iterator[str]:
     """Yield whether the logits are a monotone function of the right ones."""
     truth = torch.cat([text.truth.flatten() for text in texts])
     logits = torch.cat([text.logits.flatten() for text in texts])
@@ -122,7 +124,7 @@ def by_size(texts: Sequence[Text], noise: float) -> Iterator[str]:
 # Norms and blocks
 
 
-def by_place(truth: Truth, figures: ParityFigures) -> Iterator[str]:
+def by_place(truth: OriginalData, figures: ParityFigures) -> Iterator[str]:
     """Yield whether the first output that is off is that of a norm, an attention or an MLP."""
     before: NormSiteError | None = None
     for place in places(figures):
@@ -148,7 +150,7 @@ def is_off(place: NormSiteError) -> bool:
     return noise_ratio(place.propagated_error, place.noise) > FAR_OFF
 
 
-def is_serial(truth: Truth, before: str, place: str) -> bool:
+def is_serial(truth: OriginalData, before: str, place: str) -> bool:
     """Return whether blocks are norm, attention, norm, MLP, and one of these stands between two places of a block."""
     blocks, exact = truth.facts.blocks, truth.exact[truth.texts.prompts[0]]
     if len(blocks) < 2 or not exact.inputs:
@@ -165,7 +167,7 @@ def is_serial(truth: Truth, before: str, place: str) -> bool:
     return is_before_attention and is_inside and not is_parallel and not is_after
 
 
-def norms_of(truth: Truth, block: str) -> list[str]:
+def norms_of(truth: OriginalData, block: str) -> list[str]:
     """Return a block's own norms, not those within its attention."""
     return [site for site in truth.facts.sites if site.rpartition(".")[0] == block]
 

@@ -14,15 +14,15 @@ from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.clues import clues_of
-from minigpt.judge.evidence import Network, Sums, Text, predict
+from minigpt.judge.evidence import Evidence, Network, Sums, predict
 from minigpt.judge.measures import Distance
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import mistakes_of
-from minigpt.judge.reading import Sample
+from minigpt.judge.original_data import OriginalData
+from minigpt.judge.reading import Text
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
 from minigpt.judge.texts import first_of
-from minigpt.judge.truth import Truth
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, noise_ratio
 from minigpt.report.numerals import brief
 
@@ -36,7 +36,9 @@ class DiagnosisError(MiniGPTError):
     """A diagnosis that is not possible; the verdict stays."""
 
 
-def find_mistakes(truth: Truth, runner: Runner, say: Say, *, of_windows: bool = False) -> tuple[list[Diagnosed], bool]:
+def find_mistakes(
+    truth: OriginalData, runner: Runner, say: Say, *, of_windows: bool = False
+) -> tuple[list[Diagnosed], bool]:
     """Return the mistakes that give the candidate's logits, and whether a narrower format may explain its error.
 
     There are none if no known mistake gives the logits. No format explains an error that is mostly one of mistakes.
@@ -52,14 +54,14 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say, *, of_windows: bool = 
     say("opening the network in float64")
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
-    shortest = sorted(truth.texts.prompts, key=lambda sample: len(sample.ids))
-    whole = [sample for sample in truth.texts.windows if len(truth.logits(sample)) == len(sample.ids)]
+    shortest = sorted(truth.texts.prompts, key=lambda text: len(text.ids))
+    whole = [text for text in truth.texts.windows if len(truth.logits(text)) == len(text.ids)]
     chosen = whole if of_windows else shortest
-    texts = [text_of(truth, runner, sample) for sample in first_of(chosen, weights, MOST_WORK)]
-    check_network(truth, network, text_of(truth, runner, shortest[0]))
+    texts = [evidence_of(truth, runner, text) for text in first_of(chosen, weights, MOST_WORK)]
+    check_network(truth, network, evidence_of(truth, runner, shortest[0]))
 
-    def longer() -> list[Text]:
-        return [text_of(truth, runner, sample) for sample in whole[:1]]
+    def longer() -> list[Evidence]:
+        return [evidence_of(truth, runner, text) for text in whole[:1]]
 
     floor = sum(truth.floor.windows, Distance()) if of_windows else truth.floor.prompts
     noise = Noise(floor.rms, floor.scale, truth.floor.precisions)
@@ -67,9 +69,9 @@ def find_mistakes(truth: Truth, runner: Runner, say: Say, *, of_windows: bool = 
     return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
 
 
-def one_answer(truth: Truth, runner: Runner) -> list[str]:
+def one_answer(truth: OriginalData, runner: Runner) -> list[str]:
     """Return that the candidate has several answers for the shortest prompt, in a sentence; nothing if it has one."""
-    shortest = min(truth.texts.prompts, key=lambda sample: len(sample.ids))
+    shortest = min(truth.texts.prompts, key=lambda text: len(text.ids))
     sums, floor = Sums(), truth.floor.prompts
     sums.add(runner.logits(shortest).double() - runner.logits(shortest).double())
     ratio = noise_ratio(sums.rms, floor.rms, floor.scale)
@@ -78,17 +80,17 @@ def one_answer(truth: Truth, runner: Runner) -> list[str]:
     return [f"Asked again for the same text, it gives logits {brief(ratio)} times the noise apart: dropout may be on."]
 
 
-def find_clues(truth: Truth, runner: Runner, figures: ParityFigures) -> list[str]:
+def find_clues(truth: OriginalData, runner: Runner, figures: ParityFigures) -> list[str]:
     """Return clues to a mistake that has no name, from all prompts."""
     layer_types = []
     if architecture_of(truth.facts.place) is not None:
         model: Any = load_with_transformers(truth.facts.place, is_empty=True)
         layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
-    texts = [text_of(truth, runner, sample) for sample in truth.texts.prompts]
+    texts = [evidence_of(truth, runner, text) for text in truth.texts.prompts]
     return clues_of(truth, texts, figures, layer_types)
 
 
-def unseen_mistakes(truth: Truth, runner: Runner, say: Say) -> list[str]:
+def unseen_mistakes(truth: OriginalData, runner: Runner, say: Say) -> list[str]:
     """Return the commonest mistakes that pass on the shortest prompt: those with a plain cure, in every place.
 
     Raises:
@@ -98,7 +100,7 @@ def unseen_mistakes(truth: Truth, runner: Runner, say: Say) -> list[str]:
         raise DiagnosisError(f"The diagnosis needs the original at {truth.facts.place}, which is no longer there")
     say("putting common mistakes into the network")
     network, floor = open_network(truth), truth.floor.prompts.rms
-    text = text_of(truth, runner, min(truth.texts.prompts, key=lambda sample: len(sample.ids)))
+    text = evidence_of(truth, runner, min(truth.texts.prompts, key=lambda text: len(text.ids)))
     check_network(truth, network, text)
     unseen = []
     for mistake in mistakes_of(network.model):
@@ -109,7 +111,7 @@ def unseen_mistakes(truth: Truth, runner: Runner, say: Say) -> list[str]:
     return unseen
 
 
-def open_network(truth: Truth, compute: torch.dtype | None = None) -> Network:
+def open_network(truth: OriginalData, compute: torch.dtype | None = None) -> Network:
     """Return the original in a dtype: by default in float64, or in float32 where bfloat16 has far more noise."""
     facts = truth.facts
     is_ours = architecture_of(facts.place) is None and not facts.offload
@@ -128,7 +130,7 @@ def open_network(truth: Truth, compute: torch.dtype | None = None) -> Network:
     return Network(reference.model, run, facts.shape.n_positions, None if facts.offload else rounded, is_foreign=True)
 
 
-def our_network(truth: Truth, compute: torch.dtype) -> Network:
+def our_network(truth: OriginalData, compute: torch.dtype) -> Network:
     """Return our GPT-2 with the weights as the original's dtype rounds them."""
     model: Any = truth.facts.in_our_arithmetic("eager").to(compute)
 
@@ -144,15 +146,15 @@ def our_network(truth: Truth, compute: torch.dtype) -> Network:
     return Network(model, run, truth.facts.shape.n_positions, rounded, hidden)
 
 
-def text_of(truth: Truth, runner: Runner, sample: Sample) -> Text:
-    logits = runner.logits(sample).double()
+def evidence_of(truth: OriginalData, runner: Runner, text: Text) -> Evidence:
+    logits = runner.logits(text).double()
     logits = logits.masked_fill(logits.isinf(), torch.nan)
     longest = max(prompt.new_from for prompt in truth.texts.prompts)
-    padding = max(0, longest - sample.new_from)
-    return Text(truth.tensor(sample.ids), logits, truth.logits(sample).double(), sample.new_from, padding)
+    padding = max(0, longest - text.new_from)
+    return Evidence(truth.tensor(text.ids), logits, truth.logits(text).double(), text.new_from, padding)
 
 
-def check_network(truth: Truth, network: Network, text: Text) -> None:
+def check_network(truth: OriginalData, network: Network, text: Evidence) -> None:
     """Check that a network is the original.
 
     Raises:

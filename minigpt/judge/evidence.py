@@ -21,7 +21,7 @@ Hidden = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq embd"]]
 
 
 @dataclass(frozen=True)
-class Text:
+class Evidence:
     """A text that the program read.
 
     Attributes:
@@ -63,7 +63,7 @@ class Network:
         self.model, self.run, self.most, self.hidden, self.rounded = model, run, most, hidden, rounded
         self.is_foreign, self.reads_whole = is_foreign, reads_apart(model)
 
-    def noise(self, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> float:
+    def noise(self, mistakes: Sequence[Mistake], texts: Sequence[Evidence]) -> float:
         """Return the RMS error of the model at the dtype, with mistakes in both; 0 if it is not known."""
         if self.rounded is None:
             return 0.0
@@ -72,7 +72,9 @@ class Network:
             sums.add(network.logits(mistakes, text).double() - self.logits(mistakes, text))
         return sums.rms
 
-    def logits(self, mistakes: Sequence[Mistake], text: Text, rows: int | None = None) -> Float[Tensor, "rows vocab"]:
+    def logits(
+        self, mistakes: Sequence[Mistake], text: Evidence, rows: int | None = None
+    ) -> Float[Tensor, "rows vocab"]:
         """Return logits of a text, or of its first rows; NaN if the mistakes make it too long."""
         is_causal = not self.reads_whole and all(mistake.is_causal for mistake in mistakes)
         ids = text.ids[:, :rows] if is_causal else text.ids
@@ -97,7 +99,7 @@ def turn(mistake: Mistake) -> int:
     return mistake.moves_blocks - mistake.rebuilds
 
 
-def finished(mistakes: Sequence[Mistake], logits: Tensor, text: Text, rows: int | None = None) -> Tensor:
+def finished(mistakes: Sequence[Mistake], logits: Tensor, text: Evidence, rows: int | None = None) -> Tensor:
     """Return a network's logits with what the mistakes do to them."""
     for mistake in mistakes:
         logits = mistake.logits(logits)
@@ -157,7 +159,7 @@ class Prediction:
         effect: RMS of what the mistakes do to the truth.
     """
 
-    def __init__(self, mistakes: Sequence[Mistake], texts: Sequence[Text], logits: list[Tensor]) -> None:
+    def __init__(self, mistakes: Sequence[Mistake], texts: Sequence[Evidence], logits: list[Tensor]) -> None:
         self.mistakes, self.texts, self.logits = tuple(mistakes), texts, logits
         distance, effects = Sums(), Sums()
         for text, predicted in zip(texts, logits, strict=True):
@@ -182,7 +184,7 @@ class Prediction:
         return tuple(mistake.kind for mistake in self.mistakes)
 
 
-def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Text]) -> Prediction:
+def predict(network: Network, mistakes: Sequence[Mistake], texts: Sequence[Evidence]) -> Prediction:
     """Let a network read all texts with mistakes in it."""
     logits = []
     for text in texts:

@@ -16,8 +16,8 @@ from minigpt.judge.measures import (
     against_noise_floor,
     mean_by_rows,
 )
+from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
-from minigpt.judge.truth import Truth
 from minigpt.judge.verdict import is_far_off
 from minigpt.precision import dtype_name
 from minigpt.report import fields
@@ -31,59 +31,59 @@ LAST_TOKENS = 12  # of a text, which the report shows
 # Logits
 
 
-def logits_error(measures: Measures, truth: Truth) -> fields.LogitsError:
+def logits_error(measures: Measures, original: OriginalData) -> fields.LogitsError:
     """Return the error of the prompts' logits."""
     prompts = measures.prompts
-    return against_noise_floor(prompts.distance, prompts.without_shift, truth.floor.prompts)
+    return against_noise_floor(prompts.distance, prompts.without_shift, original.floor.prompts)
 
 
-def decoding_error(measures: Measures, truth: Truth) -> fields.LogitsError | None:
+def decoding_error(measures: Measures, original: OriginalData) -> fields.LogitsError | None:
     """Return the error of the logits that were read token by token, if they were."""
     decoded = measures.decoded
     if decoded is None:
         return None
-    floor = truth.floor.decoded
-    if truth.floor.prompts.rms > floor.rms:  # of few tokens the reference's error may be small by chance
-        floor = truth.floor.prompts
+    floor = original.floor.decoded
+    if original.floor.prompts.rms > floor.rms:  # of few tokens the reference's error may be small by chance
+        floor = original.floor.prompts
     return against_noise_floor(decoded.distance, decoded.without_shift, floor)
 
 
-def distribution(measures: Measures, truth: Truth) -> fields.Distribution:
+def distribution(measures: Measures, original: OriginalData) -> fields.Distribution:
     """Return how next-token distributions differ: on the text file if there is one, else on the prompts."""
-    samples, meter = truth.texts.prompts, measures.prompts
-    if truth.texts.file is not None:
-        samples, meter = truth.texts.windows, measures.windows
+    texts, meter = original.texts.prompts, measures.prompts
+    if original.texts.file is not None:
+        texts, meter = original.texts.windows, measures.windows
     window, row = meter.worst
-    sample = samples[window]
-    position = sample.first + row
-    text = truth.texts.decode(sample.ids[: position + 1][-LAST_TOKENS:])
-    return meter.distribution(fields.WorstPosition(window, position, text))
+    text = texts[window]
+    position = text.first + row
+    last = original.texts.decode(text.ids[: position + 1][-LAST_TOKENS:])
+    return meter.distribution(fields.WorstPosition(window, position, last))
 
 
-def text_error(measures: Measures, truth: Truth) -> fields.TextError | None:
+def text_error(measures: Measures, original: OriginalData) -> fields.TextError | None:
     """Return the error of the windows' logits, and the first window and position where they are off."""
-    if not truth.texts.windows:
+    if not original.texts.windows:
         return None
-    meter, floor = measures.windows, truth.floor
+    meter, floor = measures.windows, original.floor
     off = first_off(meter, [max(window.rms, floor.longer.rms) for window in floor.windows], floor.position)
     position = None
     if off is not None:
-        sample = truth.texts.windows[off.number]
-        row = sample.first + off.row
-        position = fields.PositionOff(off.number, row, sample.start + row, off.error, floor.position, off.ratio)
+        text = original.texts.windows[off.number]
+        row = text.first + off.row
+        position = fields.PositionOff(off.number, row, text.start + row, off.error, floor.position, off.ratio)
     return fields.TextError(
-        file=truth.texts.file,
+        file=original.texts.file,
         tokens=len(meter.column("kl")),
-        windows=len(truth.texts.windows),
-        window=truth.facts.shape.window,
+        windows=len(original.texts.windows),
+        window=original.facts.shape.window,
         logits=against_noise_floor(meter.distance, meter.without_shift, floor.longer),
         first_off=position,
     )
 
 
-def first_prompt_off(meter: LogitsMeter, truth: Truth) -> fields.PromptOff | None:
+def first_prompt_off(meter: LogitsMeter, original: OriginalData) -> fields.PromptOff | None:
     """Return the first prompt whose logits are off, the first position there, and how many prompts are off."""
-    floor, texts = truth.floor, len(meter.distances)
+    floor, texts = original.floor, len(meter.distances)
     off = first_off(meter, [floor.prompts.rms] * texts, floor.position)
     if off is None:
         return None
@@ -121,13 +121,13 @@ def first_off(meter: LogitsMeter, floors: Sequence[float], noise: float) -> Firs
     return FirstOff(number, ratio, row, float(errors[row]), len(off))
 
 
-def stored_logits(measures: Measures, truth: Truth) -> fields.StoredLogits | None:
+def stored_logits(measures: Measures, original: OriginalData) -> fields.StoredLogits | None:
     """Return what storing the true logits as the candidate's are does to them, if that is beyond the noise."""
     coarsest = measures.stored_prompts.coarsest
     if coarsest is None:
         return None
     dtype, rounding = coarsest
-    ratio = noise_ratio(rounding.rms, truth.floor.prompts.rms, rounding.scale)
+    ratio = noise_ratio(rounding.rms, original.floor.prompts.rms, rounding.scale)
     if not ratio > MOST_NOISE:
         return None
     explains = is_explained(measures.prompts, rounding)
@@ -141,32 +141,32 @@ def is_explained(meter: LogitsMeter, rounding: Distance | None) -> bool:
     return rounding is not None and meter.distance.rms <= SLACK * rounding.rms
 
 
-def along_the_longest(measures: Measures, truth: Truth) -> fields.TextDivergence:
+def along_the_longest(measures: Measures, original: OriginalData) -> fields.TextDivergence:
     """Return the KL divergence along the longest prompt and its continuation."""
-    longest = truth.texts.longest
-    number = truth.texts.prompts.index(longest)
-    pieces = [truth.texts.decode([token]) or f"#{token} " for token in longest.ids]
+    longest = original.texts.longest
+    number = original.texts.prompts.index(longest)
+    pieces = [original.texts.decode([token]) or f"#{token} " for token in longest.ids]
     return fields.TextDivergence(number, pieces, measures.prompts.columns[number]["kl"].tolist(), longest.new_from)
 
 
 # Greedy decoding, perplexity
 
 
-def greedy(chosen: Sequence[Sequence[int]], truth: Truth, writer: Runner | None = None) -> fields.Greedy:
+def greedy(chosen: Sequence[Sequence[int]], original: OriginalData, writer: Runner | None = None) -> fields.Greedy:
     """Compare what a candidate chooses, given the tokens before, with what transformers wrote.
 
     Args:
         writer: writes the text where the two part, which is shown beside transformers'.
     """
     compared, partings = 0, list[fields.Divergence]()
-    noise = 2 * truth.floor.prompts.largest  # can swap two logits this close: each may be off by the floor's maximum
-    for number, (prompt, tokens) in enumerate(zip(truth.texts.prompts, chosen, strict=True)):
+    noise = 2 * original.floor.prompts.largest  # can swap two logits this close: each may be off by the floor's maximum
+    for number, (prompt, tokens) in enumerate(zip(original.texts.prompts, chosen, strict=True)):
         first = first_different(tokens, prompt.written)
         if first is None:
             compared += len(prompt.written)
             continue
         compared += first + 1
-        best, second = truth.logits(prompt)[prompt.before_new][first].topk(2).values.tolist()
+        best, second = original.logits(prompt)[prompt.before_new][first].topk(2).values.tolist()
         margin = best - second
         partings.append(
             fields.Divergence(
@@ -177,15 +177,15 @@ def greedy(chosen: Sequence[Sequence[int]], truth: Truth, writer: Runner | None 
         return fields.Greedy(compared, None)
     parting = next((parting for parting in partings if not parting.within_noise), partings[0])
     if writer is not None:
-        prompt = truth.texts.prompts[parting.prompt]
+        prompt = original.texts.prompts[parting.prompt]
         new = [*prompt.written[: parting.token], parting.candidate_id]
-        for sample, _ in writer.write([prompt.prompt], len(prompt.written), truth.facts.shape.eos_token_ids):
-            new = sample.written
+        for text, _ in writer.write([prompt.prompt], len(prompt.written), original.facts.shape.eos_token_ids):
+            new = text.written
         parting = replace(
             parting,
-            prompt_text=truth.texts.decode(prompt.prompt),
-            candidate_text=truth.texts.decode(new),
-            reference_text=truth.texts.decode(prompt.written),
+            prompt_text=original.texts.decode(prompt.prompt),
+            candidate_text=original.texts.decode(new),
+            reference_text=original.texts.decode(prompt.written),
         )
     return fields.Greedy(compared, parting)
 
@@ -198,18 +198,18 @@ def first_different(tokens: Sequence[int], expected: Sequence[int]) -> int | Non
     return None
 
 
-def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.PerplexityChange | None:
+def perplexity_change(losses: Sequence[Scored] | None, original: OriginalData) -> fields.PerplexityChange | None:
     """Return the perplexity of the whole text file before and after, by windows that overlap."""
-    if truth.texts.file is None or losses is None:
+    if original.texts.file is None or losses is None:
         return None
     counts = [row.tokens for row in losses]
-    before, after = [loss for _, loss in truth.floor.losses], [row.loss for row in losses]
+    before, after = [loss for _, loss in original.floor.losses], [row.loss for row in losses]
     changes = [b - a for a, b in zip(before, after, strict=True)]
     change, change_se = mean_by_rows(changes, counts)
-    scored, window = sum(counts), truth.facts.shape.window
+    scored, window = sum(counts), original.facts.shape.window
     return fields.PerplexityChange(
-        file=truth.texts.file,
-        tokens=len(truth.texts.file_ids),
+        file=original.texts.file,
+        tokens=len(original.texts.file_ids),
         window=window,
         stride=max(1, window // 2),
         reference=perplexity_of(sum(before), scored),
@@ -225,20 +225,20 @@ def perplexity_change(losses: Sequence[Scored] | None, truth: Truth) -> fields.P
 # Texts
 
 
-def bitwise(truth: Truth) -> fields.Bitwise | None:
+def bitwise(original: OriginalData) -> fields.Bitwise | None:
     """Return whether our reference arithmetic has transformers' bits; None of another architecture."""
-    error = truth.floor.bitwise
+    error = original.floor.bitwise
     return fields.Bitwise(error.largest == 0, error.largest) if error.count else None
 
 
-def coverage(truth: Truth) -> fields.Coverage:
+def coverage(original: OriginalData) -> fields.Coverage:
     """Return what the texts reach."""
-    shape = truth.facts.shape
+    shape = original.facts.shape
     tokens: set[int] = set()
     longest = 0
-    for sample in truth.texts.all:
-        tokens.update(sample.ids)
-        longest = max(longest, len(sample.ids))
+    for text in original.texts.all:
+        tokens.update(text.ids)
+        longest = max(longest, len(text.ids))
     return fields.Coverage(longest, shape.n_positions, len(tokens), shape.vocab_size)
 
 
@@ -253,23 +253,23 @@ class Places:
         noise: transformers' own error, or what storing has rounded, if that is more.
     """
 
-    def __init__(self, measures: Measures, truth: Truth) -> None:
-        self.measures, self.truth = measures, truth
+    def __init__(self, measures: Measures, original: OriginalData) -> None:
+        self.measures, self.original = measures, original
         self.errors: dict[str, float] = {}
         self.noise: dict[str, float] = {}
-        for place in truth.facts.places:
+        for place in original.facts.places:
             if place in measures.places:
                 self.errors[place] = measures.places[place].relative
                 self.noise[place] = max(self._floor(place), rounding_of(measures.stored_places[place]))
 
     def _floor(self, place: str) -> float:
-        return self.truth.floor.places.get(place, 0.0)
+        return self.original.floor.places.get(place, 0.0)
 
     @property
     def is_complete(self) -> bool:
         """True if every norm and block was read on every prompt."""
         read, errors = len(self.measures.read), len(self.errors)
-        return read == len(self.truth.texts.prompts) and errors == len(self.truth.facts.places)
+        return read == len(self.original.texts.prompts) and errors == len(self.original.facts.places)
 
     def sites(self, swapped: Sequence[str]) -> list[fields.NormSiteError]:
         """Return the errors of the norms.
@@ -279,7 +279,7 @@ class Places:
         """
         rows: list[fields.NormSiteError] = []
         for site, error in self.errors.items():
-            if site in self.truth.facts.blocks:
+            if site in self.original.facts.blocks:
                 continue
             alone = self.measures.alone.get(site)
             own = None if alone is None else alone.relative
@@ -290,7 +290,7 @@ class Places:
         """Return the errors of the stream after each block."""
         rows: list[fields.BlockError] = []
         for place, error in self.errors.items():
-            if place in self.truth.facts.blocks:
+            if place in self.original.facts.blocks:
                 rows.append(fields.BlockError(place, error, self.noise[place]))
         return rows
 

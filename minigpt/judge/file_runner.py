@@ -14,9 +14,9 @@ from torch import Tensor
 from minigpt.engines.engine import Engine, TextLogits
 from minigpt.errors import CheckpointError
 from minigpt.files import require_file
-from minigpt.judge.reading import Reading, Sample
+from minigpt.judge.original_data import OriginalData
+from minigpt.judge.reading import Reading, Text
 from minigpt.judge.runners import Runner, Step, shape_advice
-from minigpt.judge.truth import Truth
 from minigpt.precision import dtype_name
 from minigpt.scoring import Scored, read_losses
 
@@ -31,19 +31,19 @@ class FileRunner(Runner):
             has another shape.
     """
 
-    def __init__(self, truth: Truth, file: Path) -> None:
-        super().__init__(truth.facts)
+    def __init__(self, original: OriginalData, file: Path) -> None:
+        super().__init__(original.facts)
         self.file = file
         self.tensors = tensors_in(file)
-        self.numbers: dict[Sample, int] = {}
-        for n, sample in enumerate(truth.texts.all):
-            self.numbers[sample] = n
+        self.numbers: dict[Text, int] = {}
+        for n, text in enumerate(original.texts.all):
+            self.numbers[text] = n
             if f"logits.{n}" not in self.tensors:
                 raise CheckpointError(f"{file} has no logits.{n}, the logits for ids.{n}")
             ids = self.tensors.pop(f"ids.{n}", None)
             if ids is not None:
-                require_ids(f"{file}: ids.{n}", ids, sample.ids)
-        self._require_shapes(shapes_of(truth))
+                require_ids(f"{file}: ids.{n}", ids, text.ids)
+        self._require_shapes(shapes_of(original))
 
     def _require_shapes(self, shapes: dict[str, list[tuple[int, ...]]]) -> None:
         for name, x in self.tensors.items():
@@ -56,16 +56,16 @@ class FileRunner(Runner):
                     f"{shape} and {dtype_name(x.dtype)}{shape_advice(shape, shapes[name][0])}"
                 )
 
-    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
-        for sample in samples:
-            end = f".{self.numbers[sample]}"
+    def read(self, texts: Iterable[Text], *, places: bool = True) -> Iterator[Reading]:
+        for text in texts:
+            end = f".{self.numbers[text]}"
             outputs: dict[str, Tensor] = {}
             for name, x in self.tensors.items():
                 if name.endswith(end):
                     outputs[name.removesuffix(end)] = x.to(self.facts.device)
             logits = outputs.pop("logits")
-            if len(logits) > len(sample.ids) - sample.first:
-                logits = logits[sample.compared]
+            if len(logits) > len(text.ids) - text.first:
+                logits = logits[text.compared]
             yield Reading(logits, outputs)
 
 
@@ -86,17 +86,17 @@ def tensors_in(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def shapes_of(truth: Truth) -> dict[str, list[tuple[int, ...]]]:
+def shapes_of(original: OriginalData) -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes that each tensor of a program's file may have."""
-    vocab, width = truth.facts.shape.vocab_size, truth.facts.shape.n_embd
+    vocab, width = original.facts.shape.vocab_size, original.facts.shape.n_embd
     shapes: dict[str, list[tuple[int, ...]]] = {}
-    for n, sample in enumerate(truth.texts.all):
-        seq = len(sample.ids)
-        compared = len(truth.logits(sample))
+    for n, text in enumerate(original.texts.all):
+        seq = len(text.ids)
+        compared = len(original.logits(text))
         shapes[f"logits.{n}"] = [(seq, vocab), (compared, vocab)]
-        for place in truth.facts.places:
+        for place in original.facts.places:
             shapes[f"{place}.{n}"] = [(seq, width)]
-        for site, x in truth.exact[sample].inputs.items():
+        for site, x in original.exact[text].inputs.items():
             shapes[f"{site}.{n}"] = [tuple(x.shape)]
     return shapes
 
@@ -130,16 +130,16 @@ class EngineRunner(Runner):
 
     batch = 1
 
-    def __init__(self, truth: Truth, engine: Engine) -> None:
-        super().__init__(truth.facts)
+    def __init__(self, original: OriginalData, engine: Engine) -> None:
+        super().__init__(original.facts)
         self.engine = engine
-        self.original = truth.facts.source
+        self.source = original.facts.source
         self._require_vocabulary(engine.vocab_size)
-        longest = max(len(sample.ids) for sample in truth.texts.all)
+        longest = max(len(text.ids) for text in original.texts.all)
         context = engine.context
         if context is not None and context < longest:
             raise CheckpointError(
-                f"{engine.name} reads {context:,} tokens at most, and the texts of {truth.facts.source} have up to "
+                f"{engine.name} reads {context:,} tokens at most, and the texts of {original.facts.source} have up to "
                 f"{longest:,}; judge it on shorter prompts"
             )
 
@@ -147,13 +147,13 @@ class EngineRunner(Runner):
         known = self.facts.shape.vocab_size
         if size not in (None, known):
             raise CheckpointError(
-                f"{self.engine.name} has a vocabulary of {size:,} tokens and {self.original} one of {known:,}, so it "
+                f"{self.engine.name} has a vocabulary of {size:,} tokens and {self.source} one of {known:,}, so it "
                 "is another model"
             )
 
-    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
-        for sample in samples:
-            yield Reading(self._checked(self.engine.whole(sample.ids))[sample.compared])
+    def read(self, texts: Iterable[Text], *, places: bool = True) -> Iterator[Reading]:
+        for text in texts:
+            yield Reading(self._checked(self.engine.whole(text.ids))[text.compared])
 
     def start(self, texts: list[list[int]], room: int) -> Step | None:
         (ids,) = texts

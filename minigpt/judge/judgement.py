@@ -16,10 +16,10 @@ from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
 from minigpt.judge.measures import Measures, measure
+from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
 from minigpt.judge.site_search import SiteSearch, SiteSwap, bisect_sites
 from minigpt.judge.texts import BUILT_IN
-from minigpt.judge.truth import Truth
 from minigpt.judge.verdict import decide
 from minigpt.norms.registry import require_on
 from minigpt.precision import dtype_name
@@ -63,13 +63,13 @@ class Judgement:
 
     def __init__(
         self,
-        truth: Truth,
+        original: OriginalData,
         candidate: Candidate,
         limits: Mapping[str, float],
         gradients: bool,
         say: Steps,
     ) -> None:
-        self.truth, self.candidate, self.limits = truth, candidate, limits
+        self.original, self.candidate, self.limits = original, candidate, limits
         self.runner, self.claim = candidate.runner, candidate.claim
         self.has_gradients, self.say = gradients, say
 
@@ -85,7 +85,7 @@ class Judgement:
             raise ConfigError(
                 "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=searches.first
             )
-        with SiteSearch(self.truth, self.candidate, searches.file) as search:
+        with SiteSearch(self.original, self.candidate, searches.file) as search:
             return self._searched(search, searches)
 
     def _all_figures(self, sites: list[str]) -> ParityFigures:
@@ -93,9 +93,9 @@ class Judgement:
         self.say("comparing logits and norms")
         measures = self._measure()
         measures.gradients = self._measure_gradients()
-        require_on(self.claim.norm, self.truth.facts.device)
-        if self.truth.texts.file:
-            self.say(f"perplexity of {self.truth.texts.file}")
+        require_on(self.claim.norm, self.original.facts.device)
+        if self.original.texts.file:
+            self.say(f"perplexity of {self.original.texts.file}")
         return self._figures(measures, sites, writer=self.runner)
 
     def _searched(self, search: SiteSearch, searches: Searches) -> ParityFigures:
@@ -147,22 +147,25 @@ class Judgement:
         Raises:
             NormError: if logits or outputs are NaN because of a norm that was swapped in.
         """
-        truth, claim, runner = self.truth, self.claim, self.runner
-        inputs = [truth.exact[prompt].inputs if places else {} for prompt in truth.texts.prompts]
-        prompts = runner.read_with_norms(truth.texts.prompts, inputs, places=places)
-        readings = itertools.chain(prompts, runner.read(truth.texts.windows, places=False))
+        original, claim, runner = self.original, self.claim, self.runner
+        prompts = original.texts.prompts
+        inputs = [original.exact[prompt].inputs if places else {} for prompt in prompts]
+        readings = runner.read_with_norms(prompts, inputs, places=places)
+        readings = itertools.chain(readings, runner.read(original.texts.windows, places=False))
         if places:
-            readings = self.say.each(readings, len(truth.texts.all))
-        true_readings = truth.readings(places=places)
-        measures = measure(truth.facts.dtype, truth.texts, readings, true_readings, truth.norms)
+            readings = self.say.each(readings, len(original.texts.all))
+        true_readings = original.readings(places=places)
+        measures = measure(original.facts.dtype, original.texts, readings, true_readings, original.norms)
         if measures.first_nan and self.candidate.model is not None:  # of another program it is a result
             raise NormError(
                 f"with {claim.norm} {measures.first_nan} of {claim.name} are NaN, so their error cannot be measured"
             )
-        new = [len(prompt.written) for prompt in truth.texts.prompts]
-        decoded = runner.decode(truth.texts.prompts, new) if any(new) else []
+        new = [len(prompt.written) for prompt in original.texts.prompts]
+        decoded = runner.decode(original.texts.prompts, new) if any(new) else []
         if decoded:
-            measures.add_decoded(truth.texts.prompts, decoded, [truth.logits(prompt) for prompt in truth.texts.prompts])
+            measures.add_decoded(
+                original.texts.prompts, decoded, [original.logits(prompt) for prompt in original.texts.prompts]
+            )
         return measures
 
     def _measure_gradients(self) -> dict[str, float] | None:
@@ -170,10 +173,10 @@ class Judgement:
         if not self.has_gradients:
             return None
         self.say("comparing gradients")
-        gradients = self.runner.gradients(self.truth.texts.of_gradients)
+        gradients = self.runner.gradients(self.original.texts.of_gradients)
         if gradients is None:
             return None
-        return relative_errors(gradients, self.truth.gradients or {})
+        return relative_errors(gradients, self.original.gradients or {})
 
     def _figures(self, measures: Measures, sites: list[str], writer: Runner | None = None) -> ParityFigures:
         """Return the figures of measures.
@@ -182,20 +185,20 @@ class Judgement:
             sites: those that hold the norm in question now.
             writer: continues the prompt where the candidate parts from transformers; None if nobody reads its text.
         """
-        truth, claim, facts = self.truth, self.claim, self.truth.facts
+        original, claim, facts = self.original, self.claim, self.original.facts
         losses = None
-        if truth.texts.file is not None:
-            losses = self.runner.window_losses(truth.texts.file_ids)
+        if original.texts.file is not None:
+            losses = self.runner.window_losses(original.texts.file_ids)
         shown = list(claim.sites)
         if len(sites) < len(claim.swapped):  # a search has left some out
             shown = [site for site in facts.sites if site in sites]
         rows = None
         if measures.gradients is not None:
-            rows = gradient_rows(measures.gradients, truth.floor.gradients)
-        places = Places(measures, truth)
+            rows = gradient_rows(measures.gradients, original.floor.gradients)
+        places = Places(measures, original)
         notes = [*facts.notes, *claim.notes]
-        if truth.texts.why_random is not None:
-            notes.append(f"The texts are random ids, since {truth.texts.why_random}.")
+        if original.texts.why_random is not None:
+            notes.append(f"The texts are random ids, since {original.texts.why_random}.")
         return ParityFigures(
             model=claim.name,
             against=None if claim.name == facts.source else facts.source,
@@ -209,24 +212,24 @@ class Judgement:
             center=claim.center,
             difference=claim.difference,
             exact=claim.is_exact,
-            versions=truth.facts.versions,
-            prompts=truth.texts.described,
-            built_in=truth.texts.described == BUILT_IN,
-            bitwise=figures_of.bitwise(truth),
-            logits=figures_of.logits_error(measures, truth),
-            distribution=figures_of.distribution(measures, truth),
-            greedy=figures_of.greedy(measures.chosen, truth, writer),
-            decoding=figures_of.decoding_error(measures, truth),
-            text=figures_of.text_error(measures, truth),
-            perplexity=figures_of.perplexity_change(losses, truth),
-            prompt_off=figures_of.first_prompt_off(measures.prompts, truth),
-            stored=figures_of.stored_logits(measures, truth),
+            versions=original.facts.versions,
+            prompts=original.texts.described,
+            built_in=original.texts.described == BUILT_IN,
+            bitwise=figures_of.bitwise(original),
+            logits=figures_of.logits_error(measures, original),
+            distribution=figures_of.distribution(measures, original),
+            greedy=figures_of.greedy(measures.chosen, original, writer),
+            decoding=figures_of.decoding_error(measures, original),
+            text=figures_of.text_error(measures, original),
+            perplexity=figures_of.perplexity_change(losses, original),
+            prompt_off=figures_of.first_prompt_off(measures.prompts, original),
+            stored=figures_of.stored_logits(measures, original),
             norm_sites=places.sites(sites),
             blocks=places.blocks(),
             new_errors=places.grown() if claim.adds_errors else [],
             every_place=places.is_complete,
-            tokens=figures_of.along_the_longest(measures, truth),
-            coverage=figures_of.coverage(truth),
+            tokens=figures_of.along_the_longest(measures, original),
+            coverage=figures_of.coverage(original),
             nan=measures.nan,
             gradients=rows,
             fit=claim.fits,
@@ -236,10 +239,10 @@ class Judgement:
 
     def _missing(self, measures: Measures) -> list[fields.Unjudged]:
         """Return the parts that the candidate does not give."""
-        has_written = any(prompt.written for prompt in self.truth.texts.prompts)
+        has_written = any(prompt.written for prompt in self.original.texts.prompts)
         lacking = {
             fields.Unjudged.PLACES: not measures.places,
-            fields.Unjudged.ALONE: bool(self.truth.facts.sites and measures.places) and not measures.alone,
+            fields.Unjudged.ALONE: bool(self.original.facts.sites and measures.places) and not measures.alone,
             fields.Unjudged.DECODED: has_written and measures.decoded is None,
             fields.Unjudged.GRADIENTS: self.has_gradients and measures.gradients is None,
         }

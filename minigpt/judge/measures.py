@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minigpt.judge.reading import Reading, Sample, rounded_as
+from minigpt.judge.reading import Reading, Text, rounded_as
 from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm
 from minigpt.report.fields import Distribution, LogitsError, NotANumber, Precision, WorstPosition, noise_ratio
@@ -410,27 +410,27 @@ class Measures:
         self.stored_windows = Stored(dtype, Distance)
         self.stored_places: dict[str, Stored[RowDistance]] = {}
         self.chosen: list[list[int]] = []
-        self.read: list[Sample] = []
+        self.read: list[Text] = []
         self.nan: NotANumber | None = None
         self.first_nan = ""
 
     def add(
-        self, sample: Sample, reading: Reading, exact: Reading, norms: Mapping[str, TrueNorm], *, is_prompt: bool
+        self, text: Text, reading: Reading, exact: Reading, norms: Mapping[str, TrueNorm], *, is_prompt: bool
     ) -> None:
         """Count a text: its logits; of a prompt its norms and blocks too, as far as these were read."""
-        self._look_for_nan(sample, reading, exact)
+        self._look_for_nan(text, reading, exact)
         meter, stored = (self.windows, self.stored_windows)
         if is_prompt:
             meter, stored = (self.prompts, self.stored_prompts)
         if not self.is_floor:
             stored.add(reading.logits, exact.logits)
-        meter.add(exact.logits, reading.logits, sample.targets(exact.logits.device), sample.counted)
+        meter.add(exact.logits, reading.logits, text.targets(exact.logits.device), text.counted)
         if not is_prompt:
             return
-        self.chosen.append(reading.logits[sample.before_new].argmax(-1).tolist())
+        self.chosen.append(reading.logits[text.before_new].argmax(-1).tolist())
         if not reading.outputs or not exact.outputs:
             return
-        self.read.append(sample)
+        self.read.append(text)
         for place, true in exact.outputs.items():
             if place not in reading.outputs:
                 continue
@@ -443,7 +443,7 @@ class Measures:
                 x = rounded_as(reading, site, exact.inputs[site])
                 self.alone.setdefault(site, RowDistance()).add(output, norms[site](x[0]))
 
-    def add_decoded(self, prompts: Sequence[Sample], decoded: Sequence[Tensor], exact: Sequence[Tensor]) -> LogitsMeter:
+    def add_decoded(self, prompts: Sequence[Text], decoded: Sequence[Tensor], exact: Sequence[Tensor]) -> LogitsMeter:
         """Count the logits of what was written after each prompt, read token by token; return their meter.
 
         Args:
@@ -451,13 +451,13 @@ class Measures:
         """
         self.decoded = LogitsMeter(with_distributions=False)
         self.chosen = []
-        for sample, logits, true in zip(prompts, decoded, exact, strict=True):
+        for text, logits, true in zip(prompts, decoded, exact, strict=True):
             self.chosen.append(logits.argmax(-1).tolist())
             if len(logits):
-                self.decoded.add(true[sample.before_new], logits)
+                self.decoded.add(true[text.before_new], logits)
         return self.decoded
 
-    def _look_for_nan(self, sample: Sample, reading: Reading, exact: Reading) -> None:
+    def _look_for_nan(self, text: Text, reading: Reading, exact: Reading) -> None:
         """Keep where the first NaN is. What transformers computes has been checked."""
         if self.is_floor:
             return
@@ -465,7 +465,7 @@ class Measures:
         if len(rows):
             self.first_nan = self.first_nan or "the logits"
             number = len(self.prompts.distances) + len(self.windows.distances)
-            self.nan = self.nan or NotANumber(number, sample.first + int(rows[0]))
+            self.nan = self.nan or NotANumber(number, text.first + int(rows[0]))
         for place in exact.outputs:
             if self.first_nan:
                 return
@@ -490,8 +490,8 @@ def measure(
         norms: the original's, for norms that were read by themselves.
     """
     measures = Measures(dtype, is_floor=is_floor)
-    for number, (sample, reading, true) in enumerate(zip(texts.all, readings, exact, strict=True)):
-        measures.add(sample, reading, true, norms or {}, is_prompt=number < len(texts.prompts))
+    for number, (text, reading, true) in enumerate(zip(texts.all, readings, exact, strict=True)):
+        measures.add(text, reading, true, norms or {}, is_prompt=number < len(texts.prompts))
     return measures
 
 

@@ -12,7 +12,7 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from minigpt.judge.evidence import Network, Prediction, Sums, Text, finished, predict
+from minigpt.judge.evidence import Evidence, Network, Prediction, Sums, finished, predict
 from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.measures import precision_of
 from minigpt.judge.mistakes import Mistake, Part
@@ -92,7 +92,7 @@ class Noise:
 class Screen:
     """Effects of mistakes on some rows of a text, up to ``end``, without the mean of each position."""
 
-    def __init__(self, network: Network, text: Text, end: int) -> None:
+    def __init__(self, network: Network, text: Evidence, end: int) -> None:
         self.network, self.text, self.end = network, text, end
         columns = text.truth.shape[-1]
         self.step = max(1, columns // LIMITS.columns)
@@ -152,7 +152,8 @@ class MistakeSearch:
     """
 
     def __init__(
-        self, network: Network, table: Iterable[Mistake], texts: Sequence[Text], longer: Callable[[], list[Text]],
+        self, network: Network, table: Iterable[Mistake], texts: Sequence[Evidence],
+        longer: Callable[[], list[Evidence]],
         noise: Noise, weights: int, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.network, self.texts, self.noise, self.say = network, texts, noise, say
@@ -236,7 +237,7 @@ class MistakeSearch:
         is_large = is_large and nearest.distance <= LIMITS.remnant * self.noise.scale
         return self._told(self.nearest) if is_large or self._leaves_a_half(nearest) else None
 
-    def _shown(self) -> tuple[Text, int]:
+    def _shown(self) -> tuple[Evidence, int]:
         """Return the first text that is off, and the end of the rows that show it."""
         most = LIMITS.certain * self.noise.least
         for text in self.texts:

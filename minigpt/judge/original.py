@@ -17,12 +17,12 @@ from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
 from minigpt.judge.candidate import OutputsFile, candidate_of
 from minigpt.judge.causes import explain
 from minigpt.judge.judgement import Judgement, Searches
-from minigpt.judge.original_file import load_truth, save_truth
+from minigpt.judge.original_data import OriginalData
+from minigpt.judge.original_file import load_record, save_record
 from minigpt.judge.read_original import read_original
 from minigpt.judge.reference import judging
 from minigpt.judge.runners import Runner
 from minigpt.judge.texts import Prompts
-from minigpt.judge.truth import Truth
 from minigpt.judge.verdict import decide, parse_budget
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
@@ -59,7 +59,7 @@ class Original:
         progress: called with a few words on each step as it begins, and the share of the steps that are done.
 
     Attributes:
-        truth: what transformers says, as ``minigpt.judge.truth.Truth`` describes it.
+        truth: what transformers says, as ``minigpt.judge.original_data.OriginalData`` describes it.
 
     Raises:
         CheckpointError, ConfigError, GenerationError: if it cannot be read; the message says why.
@@ -104,7 +104,7 @@ class Original:
             MiniGPTError: if the noise floor in it is not finite, or too high to judge by.
         """
         original = cls.__new__(cls)
-        original.truth = load_truth(file, device)
+        original.truth = load_record(file, device)
         return original
 
     def save(self, file: str | Path) -> None:
@@ -116,7 +116,7 @@ class Original:
         Raises:
             MiniGPTError: if it cannot be written.
         """
-        save_truth(self.truth, file)
+        save_record(self.truth, file)
 
     def judge(
         self,
@@ -225,7 +225,7 @@ class Original:
 
 
 def with_account(
-    figures: ParityFigures, truth: Truth, runner: Runner, engine: Engine, as_file: bool, say: Steps
+    figures: ParityFigures, truth: OriginalData, runner: Runner, engine: Engine, as_file: bool, say: Steps
 ) -> ParityFigures:
     """Return the figures of a program's file; if it is off, with where that comes from, or why that is not known."""
     if figures.nan is not None or figures.logits.ratio <= MOST_NOISE:

@@ -21,9 +21,9 @@ from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.files import parse_object, replaced, require_file
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measures import Floor
-from minigpt.judge.reading import Reading, Sample
+from minigpt.judge.original_data import OriginalData
+from minigpt.judge.reading import Reading, Text
 from minigpt.judge.texts import Texts, tokenizer_at
-from minigpt.judge.truth import Truth
 from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name
 from minigpt.report.fields import OWN_NORM
@@ -34,25 +34,25 @@ VERSION = 7  # of the file
 GRADIENT = "kept.gradient."  # begins the keys of gradients
 
 
-def save_truth(truth: Truth, file: str | Path) -> None:
-    """Write a truth to a safetensors file: the record that ``load_truth`` reads, and other programs too.
+def save_record(original: OriginalData, file: str | Path) -> None:
+    """Write an original to a safetensors file: the record that ``load_record`` reads, and other programs too.
 
     For each text N it has ``ids.N`` (T), ``logits.N`` (T, V) in float64, and the true output of every norm and
-    block, ``h.3.ln_1.N`` and ``h.3.N`` (T, C). Keys that begin with ``kept.`` are for ``load_truth``.
+    block, ``h.3.ln_1.N`` and ``h.3.N`` (T, C). Keys that begin with ``kept.`` are for ``load_record``.
 
     Raises:
         MiniGPTError: if it cannot be written.
     """
-    facts, floor = truth.facts, truth.floor.prompts
+    facts, floor = original.facts, original.floor.prompts
     norms: dict[str, TrueNorm] = {}
-    for site, norm in truth.norms.items():
+    for site, norm in original.norms.items():
         if norm.module is None:
             norms[site] = dataclasses.replace(norm, weight=None, bias=None)
     fields = vars(dataclasses.replace(facts, state=None)) | {
         "version": VERSION,
-        "texts": dataclasses.replace(truth.texts, tokenizer=None),
+        "texts": dataclasses.replace(original.texts, tokenizer=None),
         "norms": norms,
-        "floor": truth.floor,
+        "floor": original.floor,
     }
     metadata = {
         "format": "pt",
@@ -65,7 +65,7 @@ def save_truth(truth: Truth, file: str | Path) -> None:
         "noise_floor_max": str(floor.largest),
     }
     tensors: dict[str, Tensor] = {}
-    for name, tensor in tensors_of(truth):
+    for name, tensor in tensors_of(original):
         tensors[name] = tensor.detach().cpu().contiguous().clone()
     try:
         with replaced(file) as new:
@@ -74,25 +74,25 @@ def save_truth(truth: Truth, file: str | Path) -> None:
         raise MiniGPTError(f"cannot write {file}: {error}") from error
 
 
-def tensors_of(truth: Truth) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a truth by their keys in the file. Those of a text are read as they are asked for."""
-    for n, sample in enumerate(truth.texts.all):
-        yield f"ids.{n}", torch.tensor(sample.ids)
-        yield f"logits.{n}", truth.logits(sample).double()
-        for place, x in truth.true_outputs(sample).items():
+def tensors_of(original: OriginalData) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an original by their keys in the file. Those of a text are read as they are asked for."""
+    for n, text in enumerate(original.texts.all):
+        yield f"ids.{n}", torch.tensor(text.ids)
+        yield f"logits.{n}", original.logits(text).double()
+        for place, x in original.true_outputs(text).items():
             yield f"{place}.{n}", x
-        for site, x in truth.exact[sample].inputs.items():
+        for site, x in original.exact[text].inputs.items():
             yield f"kept.{site}.{n}", x
-    for site, norm in truth.norms.items():
+    for site, norm in original.norms.items():
         for role in ("weight", "bias"):
             if (x := getattr(norm, role)) is not None:
                 yield f"kept.{site}.{role}", x
-    for name, x in (truth.gradients or {}).items():
+    for name, x in (original.gradients or {}).items():
         yield GRADIENT + name, x
 
 
-def load_truth(file: str | Path, device: str | torch.device | None = None) -> Truth:
-    """Return what ``save_truth`` wrote. transformers need not be installed, and no network is asked.
+def load_record(file: str | Path, device: str | torch.device | None = None) -> OriginalData:
+    """Return what ``save_record`` wrote. transformers need not be installed, and no network is asked.
 
     Raises:
         CheckpointError: if the file is not such a record, is damaged, or another version of minigpt wrote it.
@@ -100,19 +100,19 @@ def load_truth(file: str | Path, device: str | torch.device | None = None) -> Tr
     """
     place = resolve_device(device)
     require_file(file, CheckpointError)
-    truth = None
+    original = None
     try:
         with safe_open(file, "pt", device=str(place)) as stored:
             fields = parse_object((stored.metadata() or {})["minigpt"].encode())
             if fields.pop("version", None) == VERSION:
-                truth = RecordReader(fields, [*stored.keys()], stored.get_tensor, place).read()
+                original = RecordReader(fields, [*stored.keys()], stored.get_tensor, place).read()
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(f"{file} is not a record of minigpt parity --record: {why}") from error
-    if truth is None:
+    if original is None:
         raise CheckpointError(f"{file} is a record of another version of minigpt; write it again with --record")
-    truth.require_low_floors()
-    return truth
+    original.require_low_floors()
+    return original
 
 
 class RecordReader:
@@ -134,24 +134,24 @@ class RecordReader:
         self.norms = from_json(dict[str, TrueNorm], fields.pop("norms"))
         self.facts = from_json(CheckpointFacts, fields | {"device": str(device)})
 
-    def read(self) -> Truth:
+    def read(self) -> OriginalData:
         self._check_texts()
         norms: dict[str, TrueNorm] = {}
         for site, norm in self.norms.items():
             keys = {role: f"kept.{site}.{role}" for role in ("weight", "bias")}
             values = {role: self._finite(key) for role, key in keys.items() if key in self.names}
             norms[site] = dataclasses.replace(norm, **values)
-        exact = {sample: self._reading(n, sample) for n, sample in enumerate(self.texts.all)}
+        exact = {text: self._reading(n, text) for n, text in enumerate(self.texts.all)}
         gradients: dict[str, Tensor] = {}
         for name in self.names:
             if name.startswith(GRADIENT):
                 gradients[name.removeprefix(GRADIENT)] = self._finite(name)
         self._check_floor(gradients)
         texts = dataclasses.replace(self.texts, tokenizer=tokenizer_at(self.facts.place))
-        truth = Truth(self.facts, texts, self.floor, exact, norms, gradients or None)
-        for sample in exact:
-            truth.true_outputs(sample)  # which raises if a norm's weight does not fit its input
-        return truth
+        original = OriginalData(self.facts, texts, self.floor, exact, norms, gradients or None)
+        for text in exact:
+            original.true_outputs(text)  # which raises if a norm's weight does not fit its input
+        return original
 
     def _check_texts(self) -> None:
         """Check names, ids and positions, and that the file has the same ids."""
@@ -185,7 +185,7 @@ class RecordReader:
         windows = [*windows_of(len(texts.file_ids), self.facts.shape.window)] if texts.file else []
         require(len(floor.losses) == len(windows), f"its losses are of another {texts.file}")
 
-    def _reading(self, n: int, text: Sample) -> Reading:
+    def _reading(self, n: int, text: Text) -> Reading:
         """Return what transformers computes of the text of a number."""
         facts, seq = self.facts, len(text.ids)
         logits = self._finite(f"logits.{n}")

@@ -24,12 +24,12 @@ from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.measures import Distance, Floor, measure
+from minigpt.judge.original_data import OriginalData
 from minigpt.judge.own_code import require_own_code
-from minigpt.judge.reading import Reading, Sample, StoredReadings
+from minigpt.judge.reading import Reading, StoredReadings, Text
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import OurRunner, Runner
 from minigpt.judge.texts import Prompts, Texts, first_of, notes_on_length, read_texts
-from minigpt.judge.truth import Truth
 from minigpt.machine import versions
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import TrueNorm
@@ -75,7 +75,7 @@ def read_original(
     max_new_tokens: int | None,
     gradients: bool,
     say: Steps,
-) -> Truth:
+) -> OriginalData:
     """Return what transformers says of the original of a recipe's model: of its own source, or of ``against``.
 
     It is read at the dtype that the recipe's model has, before any code of a norm runs. One model is in memory at a
@@ -122,14 +122,14 @@ def read_original(
     facts = dataclasses.replace(facts, source=source, attention=recipe.attention, device=device)
     texts = read_texts(facts, prompts, text)
     with judging(), unchanged(facts.place, facts.state):
-        truth = _read(facts, tensors, texts, most, gradients, say)
-        truth.require_low_floors()
-        return truth
+        original = _read(facts, tensors, texts, most, gradients, say)
+        original.require_low_floors()
+        return original
 
 
 def _read(
     facts: CheckpointFacts, tensors: dict[str, Tensor], texts: Texts, most: int, gradients: bool, say: Steps
-) -> Truth:
+) -> OriginalData:
     say(f"transformers at {dtype_name(facts.dtype)}")
     facts, texts, rounded = _read_rounded(facts, tensors, texts, most, gradients, say)
     prompts, bitwise, losses, other_dtypes = texts.prompts, Distance(), rounded.losses, rounded.other_dtypes
@@ -144,7 +144,7 @@ def _read(
     norms: dict[str, TrueNorm] = {}
     for site, norm in reference.host.norms().items():
         norms[site] = TrueNorm.of(norm, reference.host.site_of(norm))
-    kept: dict[Sample, Reading] = StoredReadings(facts.device) if facts.offload else {}
+    kept: dict[Text, Reading] = StoredReadings(facts.device) if facts.offload else {}
     exact = say.each(_kept(reference, facts, texts, rounded.readings, kept), len(rounded.readings))
     measures = measure(facts.dtype, texts, rounded.readings, exact, is_floor=True)
     decoded = measures.add_decoded(prompts, rounded.decoded, [kept[prompt].logits for prompt in prompts])
@@ -165,7 +165,7 @@ def _read(
         losses=[(row.tokens, row.loss) for row in losses or ()],
         precisions={dtype_name(facts.dtype): distance.rms} | errors_of(other_dtypes, prompts, kept),
     )
-    return Truth(facts, texts, floor, kept, norms, true_gradients)
+    return OriginalData(facts, texts, floor, kept, norms, true_gradients)
 
 
 def _read_rounded(
@@ -220,7 +220,7 @@ def _read_rounded(
 
 
 def _read_prompts(
-    reference: Reference, facts: CheckpointFacts, prompts: list[Sample], decoded: list[Tensor], say: Steps, count: int
+    reference: Reference, facts: CheckpointFacts, prompts: list[Text], decoded: list[Tensor], say: Steps, count: int
 ) -> tuple[list[Reading], list[str]]:
     """Return what transformers computes of each prompt, and the places in the order of the data.
 
@@ -284,22 +284,22 @@ def _kept(
     facts: CheckpointFacts,
     texts: Texts,
     rounded: Sequence[Reading],
-    kept: dict[Sample, Reading],
+    kept: dict[Text, Reading],
 ) -> Iterator[Reading]:
     """Yield what transformers in float64 computes of each text, and keep what later judgements need."""
     with_places = [before for before in rounded if before.outputs]
     whole = texts.prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
-    for sample, reading in zip(whole, reference.read(whole), strict=True):
+    for text, reading in zip(whole, reference.read(whole), strict=True):
         blocks = {place: y for place, y in reading.outputs.items() if place in facts.blocks}
         inputs = {site: x for site, x in reading.inputs.items() if site in facts.sites}
-        kept[sample] = Reading(reading.logits, blocks, inputs)
+        kept[text] = Reading(reading.logits, blocks, inputs)
         yield reading
     others = texts.prompts[len(whole) :]
-    for sample, reading in zip(others, reference.read(others, places=False), strict=True):
-        kept[sample] = reading
+    for text, reading in zip(others, reference.read(others, places=False), strict=True):
+        kept[text] = reading
         yield reading
-    for sample, reading in zip(texts.windows, reference.read(texts.windows, places=False), strict=True):
-        kept[sample] = Reading(reading.logits.to(_narrow(facts), copy=True))
+    for text, reading in zip(texts.windows, reference.read(texts.windows, places=False), strict=True):
+        kept[text] = Reading(reading.logits.to(_narrow(facts), copy=True))
         yield reading
 
 
@@ -334,7 +334,7 @@ def _check_named(recipe: Recipe, sites: list[str]) -> None:
 def read_in_other_dtypes(
     open_in: Callable[[torch.dtype], AbstractContextManager[Reference]],
     facts: CheckpointFacts,
-    prompts: Sequence[Sample],
+    prompts: Sequence[Text],
 ) -> dict[str, list[Float[Tensor, "seq vocab"]]]:
     """Return transformers' logits of the first prompts in other dtypes than the original's, by their names.
 
@@ -367,7 +367,7 @@ def products_in(dtype: torch.dtype, device: torch.device) -> AbstractContextMana
 
 
 def errors_of(
-    logits: Mapping[str, Sequence[Tensor]], prompts: Sequence[Sample], exact: Mapping[Sample, Reading]
+    logits: Mapping[str, Sequence[Tensor]], prompts: Sequence[Text], exact: Mapping[Text, Reading]
 ) -> dict[str, float]:
     """Return the RMS error of logits of the first prompts in each dtype, by its name."""
     errors: dict[str, float] = {}

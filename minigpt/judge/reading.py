@@ -21,7 +21,7 @@ from minigpt.files import TemporaryFolder
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class Text:
     """A text that every model reads at once.
 
     Attributes:
@@ -39,7 +39,7 @@ class Sample:
     start: int = 0
 
     @classmethod
-    def whole(cls, ids: list[int], new_from: int | None = None) -> "Sample":
+    def whole(cls, ids: list[int], new_from: int | None = None) -> "Text":
         """Return a text whose logits are all compared."""
         if new_from is None:
             new_from = len(ids)
@@ -141,7 +141,7 @@ def as_batch(ids: list[int], device: torch.device) -> Tensor:
 OUTPUT, INPUT = "output.", "input."  # begin the keys of a norm's or block's output, and of a norm's input
 
 
-class StoredReadings(dict[Sample, Any]):
+class StoredReadings(dict[Text, Any]):
     """Readings by text, each in a file of a temporary folder that goes with this object.
 
     Args:
@@ -155,7 +155,7 @@ class StoredReadings(dict[Sample, Any]):
         super().__init__()
         self.device, self.folder = device, TemporaryFolder("truth")
 
-    def __setitem__(self, sample: Sample, reading: Reading) -> None:
+    def __setitem__(self, text: Text, reading: Reading) -> None:
         file = self.folder.path / f"{len(self)}.safetensors"
         tensors = {"logits": reading.logits.cpu().contiguous()}
         for place, y in reading.outputs.items():
@@ -168,12 +168,12 @@ class StoredReadings(dict[Sample, Any]):
             raise MiniGPTError(
                 f"cannot keep the true logits in {self.folder.path}: {error}; TMPDIR names a folder with more room"
             ) from error
-        super().__setitem__(sample, file)
+        super().__setitem__(text, file)
 
-    def __getitem__(self, sample: Sample) -> Reading:
+    def __getitem__(self, text: Text) -> Reading:
         outputs: dict[str, Tensor] = {}
         inputs: dict[str, Tensor] = {}
-        with safe_open(super().__getitem__(sample), "pt", device=str(self.device)) as stored:
+        with safe_open(super().__getitem__(text), "pt", device=str(self.device)) as stored:
             logits = stored.get_tensor("logits")
             for name in stored.keys():  # noqa: SIM118 (it is no dict)
                 if name.startswith(OUTPUT):

@@ -26,7 +26,7 @@ from minigpt.host import hooked, is_compiled, prefix_of, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import gradients_of
-from minigpt.judge.reading import Outputs, Reading, Recorder, Sample, as_batch, rounded_as
+from minigpt.judge.reading import Outputs, Reading, Recorder, Text, as_batch, rounded_as
 from minigpt.model import GPT2
 from minigpt.offload import is_offloaded, is_sharded, plain_copy
 from minigpt.precision import dtype_name
@@ -62,7 +62,7 @@ class Runner:
     def __init__(self, facts: CheckpointFacts) -> None:
         self.facts = facts
 
-    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+    def read(self, texts: Iterable[Text], *, places: bool = True) -> Iterator[Reading]:
         """Yield what it computes of each text; several may be read together.
 
         Args:
@@ -70,16 +70,16 @@ class Runner:
         """
         raise NotImplementedError
 
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+    def logits(self, text: Text) -> Float[Tensor, "seq vocab"]:
         """Return the logits at the compared positions of a text."""
-        (reading,) = self.read([sample], places=False)
+        (reading,) = self.read([text], places=False)
         return reading.logits
 
     def read_with_norms(
-        self, samples: Iterable[Sample], true_inputs: Iterable[Outputs], *, places: bool = True
+        self, texts: Iterable[Text], true_inputs: Iterable[Outputs], *, places: bool = True
     ) -> Iterator[Reading]:
         """Yield what it computes of each text. Each norm is also read by itself, with its true input there."""
-        for reading, inputs in zip(self.read(samples, places=places), true_inputs, strict=True):
+        for reading, inputs in zip(self.read(texts, places=places), true_inputs, strict=True):
             alone: dict[str, Tensor] = {}
             for site, x in inputs.items():
                 if site not in reading.outputs:
@@ -102,7 +102,7 @@ class Runner:
         """
         return None
 
-    def decode(self, samples: Sequence[Sample], new: Sequence[int]) -> list[Float[Tensor, "new vocab"]]:
+    def decode(self, texts: Sequence[Text], new: Sequence[int]) -> list[Float[Tensor, "new vocab"]]:
         """Return the logits of the tokens after each prompt, read token by token; nothing if there is no cache.
 
         A token is the one that was written there, else the likeliest.
@@ -111,21 +111,21 @@ class Runner:
             new: how many tokens, of each text.
         """
         facts = self.facts
-        logits = [torch.empty(0, facts.shape.vocab_size, device=facts.device) for _ in samples]
+        logits = [torch.empty(0, facts.shape.vocab_size, device=facts.device) for _ in texts]
         sizes: list[tuple[int, int]] = []
-        for sample, count in zip(samples, new, strict=True):
-            sizes.append((count, 0 if self.pads else sample.new_from))
+        for text, count in zip(texts, new, strict=True):
+            sizes.append((count, 0 if self.pads else text.new_from))
         for count, numbers in batches(sizes, self.batch):
-            texts = [samples[number] for number in numbers]
-            room = max(text.new_from for text in texts) + count
-            step = self.start([text.ids for text in texts], room)
+            group = [texts[number] for number in numbers]
+            room = max(text.new_from for text in group) + count
+            step = self.start([text.ids for text in group], room)
             if step is None:
                 return []
-            steps = [step([text.prompt for text in texts])]
+            steps = [step([text.prompt for text in group])]
             for place in range(count - 1):
                 likeliest = self.likeliest(steps[-1])
                 pieces: list[list[int]] = []
-                for text, token in zip(texts, likeliest, strict=True):
+                for text, token in zip(group, likeliest, strict=True):
                     pieces.append(text.written[place : place + 1] or [token])
                 steps.append(step(pieces))
             rows = torch.stack(steps, dim=1)  # (B, new, V)
@@ -139,22 +139,22 @@ class Runner:
 
     def write(
         self, prompts: list[list[int]], most: int, ends: Sequence[int]
-    ) -> list[tuple[Sample, Float[Tensor, "new vocab"]]]:
+    ) -> list[tuple[Text, Float[Tensor, "new vocab"]]]:
         """Continue the prompts greedily, up to their end or the context's; nothing if there is no cache.
 
         Returns:
             Each prompt with what is written after it, and the logits of that.
         """
         new = [min(most, self.facts.shape.n_positions - len(prompt)) for prompt in prompts]
-        texts: list[tuple[Sample, Tensor]] = []
-        decoded = self.decode([Sample.whole(prompt) for prompt in prompts], new)
+        texts: list[tuple[Text, Tensor]] = []
+        decoded = self.decode([Text.whole(prompt) for prompt in prompts], new)
         for prompt, logits in zip(prompts, decoded, strict=bool(decoded)):
             written = self.likeliest(logits)
             for place, token in enumerate(written):
                 if token in ends:
                     del written[place + 1 :]
                     break
-            texts.append((Sample.whole(prompt + written, len(prompt)), logits[: len(written)].clone()))
+            texts.append((Text.whole(prompt + written, len(prompt)), logits[: len(written)].clone()))
         return texts
 
     def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
@@ -192,10 +192,10 @@ class FunctionRunner(Runner):
         super().__init__(facts)
         self.call, self.naming = call, naming
 
-    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
-        for sample in samples:
-            ids = as_batch(sample.ids, self.facts.device)
-            yield Reading(self(ids)[0, sample.compared])
+    def read(self, texts: Iterable[Text], *, places: bool = True) -> Iterator[Reading]:
+        for text in texts:
+            ids = as_batch(text.ids, self.facts.device)
+            yield Reading(self(ids)[0, text.compared])
 
     def __call__(self, input_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab"]:
         """Return logits (B, T, V) of a batch without padding.
@@ -267,15 +267,15 @@ class ModuleRunner(FunctionRunner):
         """The module that has the sites, if ``prefix`` is not None."""
         return self.model.get_submodule((self.prefix or "").rstrip("."))
 
-    def read(self, samples: Iterable[Sample], *, places: bool = True) -> Iterator[Reading]:
+    def read(self, texts: Iterable[Text], *, places: bool = True) -> Iterator[Reading]:
         kept = [] if self.prefix is None or not places else self.facts.places
-        groups = ([sample] for sample in samples)
+        groups = ([text] for text in texts)
         if self.together and not self.apart:
-            groups = groups_of(samples, self.facts.shape.vocab_size)
+            groups = groups_of(texts, self.facts.shape.vocab_size)
         for group in groups:
             yield from self._read_group(group, kept)
 
-    def _read_group(self, group: list[Sample], places: Sequence[str]) -> Iterator[Reading]:
+    def _read_group(self, group: list[Text], places: Sequence[str]) -> Iterator[Reading]:
         """Yield what is computed of texts that are read together.
 
         Where a place has no row for each token, as norms of compressed keys, the padding has changed its rows: the
@@ -287,23 +287,23 @@ class ModuleRunner(FunctionRunner):
             logits = self._compared(ids, group)
         kept = [*recorder.outputs.values(), *recorder.inputs.values()]
         if len(group) > 1 and not all(has_tokens(y, ids) for y in kept):
-            for sample in group:
-                yield from self._read_group([sample], places)
+            for text in group:
+                yield from self._read_group([text], places)
             return
         if places and is_compiled(self.model):
             logits = self._compared(ids, group)
-        for row, sample in enumerate(group):
-            length = len(sample.ids)
+        for row, text in enumerate(group):
+            length = len(text.ids)
             outputs = {place: of_text(y, row, ids, length) for place, y in recorder.outputs.items()}
             inputs = {place: of_text(x, row, ids, length) for place, x in recorder.inputs.items()}
             yield Reading(logits[row], outputs, inputs)
 
-    def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Sample]) -> list[Float[Tensor, "rows vocab"]]:
+    def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Text]) -> list[Float[Tensor, "rows vocab"]]:
         """Return the logits at the compared positions of each text of a batch."""
         logits = self(ids)
         compared: list[Tensor] = []
-        for row, sample in zip(logits, texts, strict=True):
-            part = row[sample.compared]
+        for row, text in zip(logits, texts, strict=True):
+            part = row[text.compared]
             compared.append(part if part.numel() == logits.numel() else part.clone())  # which lets the rest be freed
         return compared
 
@@ -382,13 +382,13 @@ class OurRunner(ModuleRunner):
         super().__init__(model, facts, naming)
         self.used = model.config.used_vocab_size
 
-    def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Sample]) -> list[Float[Tensor, "rows vocab"]]:
+    def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Text]) -> list[Float[Tensor, "rows vocab"]]:
         if self.together:
             return super()._compared(ids, texts)
-        (sample,) = texts
+        (text,) = texts
         with self.naming():
             hidden = self.model.hidden_states(ids)  # (1, T, C)
-            return [self.model.head(hidden[:, sample.compared])[0]]
+            return [self.model.head(hidden[:, text.compared])[0]]
 
     def gradients(self, texts: Sequence[list[int]]) -> dict[str, Tensor] | None:
         if self.model.quantize is not None:
@@ -428,24 +428,24 @@ def _rope_types(fields: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def groups_of(samples: Iterable[Sample], vocab_size: int) -> Iterator[list[Sample]]:
+def groups_of(texts: Iterable[Text], vocab_size: int) -> Iterator[list[Text]]:
     """Yield texts in their order, as many together as there is room for, and none with much padding."""
-    group: list[Sample] = []
-    for sample in samples:
-        grown = [*group, sample]
+    group: list[Text] = []
+    for text in texts:
+        grown = [*group, text]
         longest = max(len(member.ids) for member in grown)
         tokens = len(grown) * longest
         padding = tokens - sum(len(member.ids) for member in grown)
         is_large = tokens > MOST_TOKENS or tokens * vocab_size > MOST_LOGITS
         if group and (padding > MOST_PADDING or is_large):
             yield group
-            grown = [sample]
+            grown = [text]
         group = grown
     if group:
         yield group
 
 
-def right_padded(samples: Sequence[Sample], most: int, device: torch.device) -> Int[Tensor, "batch seq"]:
+def right_padded(texts: Sequence[Text], most: int, device: torch.device) -> Int[Tensor, "batch seq"]:
     """Return the ids of texts (B, T).
 
     T is odd where it may be, as numbers of heads are not, so that a dimension of tokens is not taken for one of heads.
@@ -453,12 +453,12 @@ def right_padded(samples: Sequence[Sample], most: int, device: torch.device) -> 
     Args:
         most: tokens that the model can read.
     """
-    longest = max(len(sample.ids) for sample in samples)
-    if len(samples) > 1:
+    longest = max(len(text.ids) for text in texts)
+    if len(texts) > 1:
         longest = min(longest | 1, most)
     rows = []
-    for sample in samples:
-        rows.append(sample.ids + [0] * (longest - len(sample.ids)))
+    for text in texts:
+        rows.append(text.ids + [0] * (longest - len(text.ids)))
     return torch.tensor(rows, device=device)
 
 

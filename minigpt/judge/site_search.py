@@ -18,7 +18,7 @@ from minigpt.files import Lines, hash_json
 from minigpt.host import host_of, install
 from minigpt.judge.candidate import Candidate
 from minigpt.judge.measures import Distance, LogitsMeter
-from minigpt.judge.truth import Truth
+from minigpt.judge.original_data import OriginalData
 from minigpt.offload import is_offloaded
 from minigpt.recipe import Recipe
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
@@ -117,15 +117,15 @@ class SiteSearch:
         ConfigError: if there is a file, and the candidate is no recipe whose norms have names.
     """
 
-    def __init__(self, truth: Truth, candidate: Candidate, file: str | Path | None = None) -> None:
-        self.truth = truth
+    def __init__(self, original: OriginalData, candidate: Candidate, file: str | Path | None = None) -> None:
+        self.original = original
         self.candidate = candidate
-        if truth.texts.file:
-            self.samples = truth.texts.windows[:MOST_WINDOWS]
-            self.floor = sum(truth.floor.windows[:MOST_WINDOWS], Distance())
+        if original.texts.file:
+            self.texts = original.texts.windows[:MOST_WINDOWS]
+            self.floor = sum(original.floor.windows[:MOST_WINDOWS], Distance())
         else:
-            self.samples = truth.texts.prompts
-            self.floor = truth.floor.prompts
+            self.texts = original.texts.prompts
+            self.floor = original.floor.prompts
         self.trials: dict[tuple[str, ...], Trial] = {}
         self.lines = None
         self.fingerprint = ""
@@ -178,7 +178,7 @@ class SiteSearch:
             if not step.kl_mean <= most_kl:  # NaN ends it too
                 break
         loss = self._trial({}).step.loss
-        tokens = sum(sample.counted for sample in self.samples)
+        tokens = sum(text.counted for text in self.texts)
         return Removal(loss, tokens, steps)
 
     def _trials(self, norms: SiteNorms) -> list[Trial]:
@@ -205,10 +205,10 @@ class SiteSearch:
             site: the last of those with the norm in question.
         """
         meter = LogitsMeter()
-        for sample in self.samples:
-            logits = self.candidate.runner.logits(sample)
-            targets = sample.targets(self.truth.facts.device)
-            meter.add(self.truth.logits(sample), logits, targets, sample.counted)
+        for text in self.texts:
+            logits = self.candidate.runner.logits(text)
+            targets = text.targets(self.original.facts.device)
+            meter.add(self.original.logits(text), logits, targets, text.counted)
         loss = meter.mean("loss")["loss"]
         step = RemovalStep(site, **meter.mean("kl", "kl_mean"), loss=loss, **meter.mean("loss_change"))
         return Trial(step, meter.distance.rms)
@@ -219,11 +219,11 @@ class SiteSearch:
         Raises:
             ConfigError: if the candidate is no recipe whose norms have names.
         """
-        truth, recipe = self.truth, self.candidate.recipe
+        facts, recipe = self.original.facts, self.candidate.recipe
         if recipe is None:
             raise ConfigError("needs a source and the name of a norm, got a model", argument="remove_file")
-        texts = [sample.ids for sample in self.samples]
-        original = [truth.facts.source, str(truth.facts.dtype), str(truth.facts.device), truth.facts.attention]
+        texts = [text.ids for text in self.texts]
+        original = [facts.source, str(facts.dtype), str(facts.device), facts.attention]
         return hash_json([texts, recipe.fingerprint(), self.candidate.claim.swapped, original])
 
 

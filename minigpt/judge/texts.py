@@ -13,7 +13,7 @@ from minigpt.errors import CheckpointError, GenerationError, MiniGPTError
 from minigpt.generation import prompt_ids
 from minigpt.inputs import check_rows
 from minigpt.judge.checkpoint_facts import CheckpointFacts
-from minigpt.judge.reading import Sample
+from minigpt.judge.reading import Text
 from minigpt.scoring import file_ids, windows_of
 from minigpt.shape import Shape
 from minigpt.tokenizer import Tokenizer
@@ -52,16 +52,16 @@ class Texts:
         tokenizer: the checkpoint's, if it has one.
     """
 
-    prompts: list[Sample]
+    prompts: list[Text]
     described: str
     why_random: str | None = None
-    windows: list[Sample] = field(default_factory=list)
+    windows: list[Text] = field(default_factory=list)
     file: str | None = None
     file_ids: list[int] = field(default_factory=list)
     tokenizer: Tokenizer | None = None
 
     @property
-    def all(self) -> list[Sample]:
+    def all(self) -> list[Text]:
         """The prompts, then the windows."""
         return [*self.prompts, *self.windows]
 
@@ -74,7 +74,7 @@ class Texts:
         return texts
 
     @property
-    def longest(self) -> Sample:
+    def longest(self) -> Text:
         """The longest prompt with what transformers writes after it."""
         return max(self.prompts, key=lambda prompt: len(prompt.ids))
 
@@ -133,7 +133,7 @@ def chosen_prompts(facts: CheckpointFacts, prompts: Prompts) -> Texts:
                 f"prompt {i} has {len(prompt):,} tokens, and with {shape.vocab_size:,} logits each the judge keeps at "
                 f"most {most:,}; it reads a longer text in windows, as --text"
             )
-    return Texts([*map(Sample.whole, ids)], described, tokenizer=tokenizer)
+    return Texts([*map(Text.whole, ids)], described, tokenizer=tokenizer)
 
 
 def default_prompts(facts: CheckpointFacts) -> Texts:
@@ -148,7 +148,7 @@ def default_prompts(facts: CheckpointFacts) -> Texts:
     length = min(24, max(1, shape.n_positions // 2))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(shape.vocab_size, (4, length), generator=generator).tolist()
-    prompts = [*map(Sample.whole, ids)]
+    prompts = [*map(Text.whole, ids)]
     return Texts(prompts, "4 sequences of random ids", why, tokenizer=tokenizer_at(facts.place))
 
 
@@ -169,7 +169,7 @@ def long_text() -> str:
     return " ".join(sentences)
 
 
-def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Sample]:
+def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Text]:
     """Return a text that fills the context, half prose and half a walk over tokens that no other text has.
 
     The vocabulary of a small model is walked whole, in more windows.
@@ -186,11 +186,11 @@ def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Sample]:
     walk = [token for token in shuffled if token not in read]
     tokens = prose + walk or shuffled
     first = list(itertools.islice(itertools.cycle(tokens), length))
-    windows = [Sample.whole(first)]
+    windows = [Text.whole(first)]
     rest = walk[length - len(prose) :]
     if len(rest) * facts.weights <= MOST_WALK_WORK:
         for start in range(0, len(rest), length):
-            windows.append(Sample.whole(rest[start : start + length]))
+            windows.append(Text.whole(rest[start : start + length]))
     return windows
 
 
@@ -200,7 +200,7 @@ def notes_on_length(config: Any, texts: Texts, shape: Shape) -> list[str]:
     Args:
         config: of transformers.
     """
-    longest = max(len(sample.ids) for sample in texts.all)
+    longest = max(len(text.ids) for text in texts.all)
     notes = []
     for part, length in lengths_of(config.get_text_config()).items():
         if longest > length or length > shape.n_positions:
@@ -237,13 +237,13 @@ def lengths_of(config: Any) -> dict[str, int]:
     return lengths
 
 
-def file_windows(ids: list[int], config: Shape) -> list[Sample]:
+def file_windows(ids: list[int], config: Shape) -> list[Text]:
     """Return the windows of a text, as many as there is room for their logits.
 
     Each compares the logits of its new part. The last of them predicts a token of the next window, so the distribution
     does not count it.
     """
-    windows: list[Sample] = []
+    windows: list[Text] = []
     room = MOST_LOGITS // config.vocab_size
     for start, first, end in windows_of(len(ids), config.window):
         counted = end - first
@@ -251,13 +251,13 @@ def file_windows(ids: list[int], config: Shape) -> list[Sample]:
         if room < 0 and windows:
             break
         length = end - start
-        windows.append(Sample(ids[start:end], length, first - 1 - start, counted, start))
+        windows.append(Text(ids[start:end], length, first - 1 - start, counted, start))
     return windows
 
 
-def first_of(prompts: Sequence[Sample], weights: int, work: float) -> list[Sample]:
+def first_of(prompts: Sequence[Text], weights: int, work: float) -> list[Text]:
     """Return the first prompts: one at least, and as many as take ``work``, weights times tokens."""
-    first, tokens = list[Sample](), 0
+    first, tokens = list[Text](), 0
     for prompt in prompts:
         tokens += len(prompt.ids)
         if first and tokens * weights > work:

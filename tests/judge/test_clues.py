@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt.judge.clues import by_position, by_size
-from minigpt.judge.evidence import Text
+from minigpt.judge.evidence import Evidence
 from minigpt.report.page import report_page
 
 PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52, 8]]
@@ -124,7 +124,7 @@ def test_only_a_monotone_function_is_one() -> None:
     noise = 1e-4 * torch.randn(truth.shape, dtype=torch.float64, generator=generator)
     ids = torch.zeros(1, 40, dtype=torch.long)
     for logits, count in ((truth + noise, 1), (-truth, 0), (truth.abs(), 0), (truth + 100 * noise, 0)):
-        assert len([*by_size([Text(ids, logits, truth)], 1e-4)]) == count
+        assert len([*by_size([Evidence(ids, logits, truth)], 1e-4)]) == count
 
 
 def test_growth_is_one_of_ranks() -> None:
@@ -132,7 +132,7 @@ def test_growth_is_one_of_ranks() -> None:
     ids = torch.zeros(1, 40, dtype=torch.long)
     rows = torch.arange(40)[:, None]
     for error, words in ((1 + rows, "from 7.00 to 36.0 times"), (40 - rows, ""), (20 + 10 * torch.cos(rows), "")):
-        found = [*by_position([Text(ids, truth + error, truth)], 1.0)]
+        found = [*by_position([Evidence(ids, truth + error, truth)], 1.0)]
         assert [clue for clue in found if "grows" in clue and words in clue] == found[: bool(words)]
 
 

@@ -12,7 +12,7 @@ from helpers import random_ids, small_model
 from torch import Tensor
 
 import minigpt
-from minigpt.judge.evidence import Network, Prediction, Text
+from minigpt.judge.evidence import Evidence, Network, Prediction
 from minigpt.judge.measures import precision_of
 from minigpt.judge.mistake_search import MistakeSearch, Noise
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
@@ -83,7 +83,7 @@ def test_mistakes_that_people_make_together_are_named(pair: tuple[Any, ...]) -> 
 
 def test_a_tied_pair_repeats_no_mistake() -> None:
     first, second, third = (Mistake(words) for words in ("first", "second", "third"))
-    text = Text(torch.zeros(1, 2, dtype=torch.long), torch.zeros(2, 3), torch.zeros(2, 3))
+    text = Evidence(torch.zeros(1, 2, dtype=torch.long), torch.zeros(2, 3), torch.zeros(2, 3))
     nearest, tied = (Prediction((first, other), [text], [text.truth]) for other in (second, third))
     told = [MistakeSearch._or_others(one, nearest, [nearest, tied]) for one in (first, second)]
     assert told == [[first], [second, third]]
@@ -123,7 +123,7 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
     truth = model(ids)[0]
     noise = Noise(1e-6, 1.0, {})
     network = Network(model, lambda ids: model(ids)[0], model.config.n_positions)
-    text = Text(ids, truth + torch.randn_like(truth), truth)
+    text = Evidence(ids, truth + torch.randn_like(truth), truth)
     search = MistakeSearch(network, mistakes_of(model), [text], lambda: [], noise, 1, lambda step: None)
     moving = [mistake for mistake in search.table if mistake.moves_blocks]
     assert len(moving) > 3

@@ -21,7 +21,7 @@ from torch import nn
 
 import minigpt
 from minigpt.files import TemporaryFolder
-from minigpt.judge.reading import Reading, Sample, StoredReadings
+from minigpt.judge.reading import Reading, StoredReadings, Text
 from minigpt.judge.runners import groups_of, of_text, reads_apart, right_padded
 
 ASKED: dict[str, Any] = {"device": "cpu", "max_new_tokens": 3, "prompts": [[5, 6, 7, 8], [9, 10, 11]]}
@@ -242,26 +242,26 @@ def test_nothing_is_left_behind(tmp_path: Path, temporary: Path) -> None:
 
 def test_no_room_for_the_true_logits_is_a_sentence(tmp_path: Path) -> None:
     kept = StoredReadings(torch.device("cpu"))
-    sample = Sample.whole([1, 2])
-    kept[sample] = Reading(torch.ones(2, 3), {"a": torch.zeros(2, 4)}, {"b": torch.ones(2, 4)})
-    reading = kept[sample]
+    text = Text.whole([1, 2])
+    kept[text] = Reading(torch.ones(2, 3), {"a": torch.zeros(2, 4)}, {"b": torch.ones(2, 4)})
+    reading = kept[text]
     assert (reading.logits.shape, [*reading.outputs], [*reading.inputs]) == ((2, 3), ["a"], ["b"])
     shutil.rmtree(kept.folder.path)  # as a disk that takes no more
     with pytest.raises(minigpt.MiniGPTError, match=r"cannot keep the true logits in .*; TMPDIR names a folder"):
-        kept[Sample.whole([3])] = Reading(torch.ones(1, 3))
+        kept[Text.whole([3])] = Reading(torch.ones(1, 3))
 
 
 def test_texts_are_read_together_as_far_as_there_is_room() -> None:
     lengths = [30, 28, 25, 400, 400, 10]
-    samples = [Sample.whole([1] * length) for length in lengths]
-    groups = [[len(sample.ids) for sample in group] for group in groups_of(samples, 1000)]
+    texts = [Text.whole([1] * length) for length in lengths]
+    groups = [[len(text.ids) for text in group] for group in groups_of(texts, 1000)]
     assert groups == [[30, 28, 25], [400, 400], [10]]
-    assert [len(group) for group in groups_of(samples, 2**20)] == [2, 1, 1, 1, 1]
+    assert [len(group) for group in groups_of(texts, 2**20)] == [2, 1, 1, 1, 1]
 
 
 def test_the_part_of_a_text_has_no_padding() -> None:
-    samples = [Sample.whole([1, 2, 3]), Sample.whole([4])]
-    ids = right_padded(samples, 64, torch.device("cpu"))
+    texts = [Text.whole([1, 2, 3]), Text.whole([4])]
+    ids = right_padded(texts, 64, torch.device("cpu"))
     assert ids.tolist() == [[1, 2, 3], [4, 0, 0]]
     y = torch.arange(2 * 3 * 4).view(2, 3, 4)
     assert torch.equal(of_text(y, 1, ids, 1), y[1, :1])

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt.judge.reading import Recorder, Sample
+from minigpt.judge.reading import Recorder, Text
 from minigpt.judge.reference import Reference
 from minigpt.judge.texts import Texts, lengths_of, notes_on_length
 from minigpt.judge.verdict import largest_jump
@@ -208,9 +208,9 @@ def outputs(original: minigpt.Original) -> dict[str, Tensor]:
     """What another program writes: everything, for every text of the record."""
     model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
     places = [*original.truth.facts.sites, *original.truth.facts.blocks]
-    for n, sample in enumerate(original.truth.texts.all):
+    for n, text in enumerate(original.truth.texts.all):
         with torch.no_grad(), Recorder(model.transformer, places) as recorder:
-            tensors[f"logits.{n}"] = model(torch.tensor([sample.ids])).logits[0].clone()
+            tensors[f"logits.{n}"] = model(torch.tensor([text.ids])).logits[0].clone()
         tensors |= {f"{place}.{n}": y[0].clone() for place, y in recorder.outputs.items()}
     return tensors
 
@@ -307,7 +307,7 @@ def test_a_length_that_no_text_reaches_has_no_way_to_it() -> None:
     config = architectures.config_of("mistral", sliding_window=4096, max_position_embeddings=8192)
     for vocabulary, way in ((96, "--prompts FILE with a longer prompt shows it"), (2**20, "no text that the judge")):
         config.vocab_size = vocabulary
-        (note,) = notes_on_length(config, Texts([Sample.whole([1, 2])], "1 list of ids"), Shape.of(config))
+        (note,) = notes_on_length(config, Texts([Text.whole([1, 2])], "1 list of ids"), Shape.of(config))
         assert way in note
     for name in architectures.ARCHITECTURES:
         assert all(length > 1 for length in lengths_of(architectures.config_of(name)).values())

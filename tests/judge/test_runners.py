@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt.judge.checkpoint_facts import read_facts
-from minigpt.judge.reading import Sample
+from minigpt.judge.reading import Text
 from minigpt.judge.runners import Runner, Step
 
 VOCABULARY, CONTEXT = 16, 6
@@ -54,7 +54,7 @@ def test_texts_of_several_lengths_are_read_together_where_they_may_be(runner: Co
 
 
 def test_what_was_written_is_read_in_place_of_the_likeliest(runner: Counting) -> None:
-    (logits,) = runner.decode([Sample.whole([1, 9, 5, 7], 1)], [3])
+    (logits,) = runner.decode([Text.whole([1, 9, 5, 7], 1)], [3])
     assert logits.argmax(-1).tolist() == [2, 10, 6]
     assert runner.pieces == [[[1]], [[9]], [[5]]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measures import Floor
-from minigpt.judge.reading import Reading, Sample, as_batch
+from minigpt.judge.reading import Reading, Text, as_batch
 from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name
@@ -24,7 +24,7 @@ MOST_FLOOR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torc
 
 
 @dataclass(eq=False)
-class Truth:
+class OriginalData:
     """The outputs of transformers for a checkpoint.
 
     Attributes:
@@ -40,7 +40,7 @@ class Truth:
     facts: CheckpointFacts
     texts: Texts
     floor: Floor
-    exact: Mapping[Sample, Reading]
+    exact: Mapping[Text, Reading]
     norms: dict[str, TrueNorm]
     gradients: dict[str, Tensor] | None = None
 
@@ -48,13 +48,13 @@ class Truth:
         """Return token ids as a batch of one on the original's device."""
         return as_batch(ids, self.facts.device)
 
-    def logits(self, sample: Sample) -> Float[Tensor, "seq vocab"]:
+    def logits(self, text: Text) -> Float[Tensor, "seq vocab"]:
         """Return the true logits at the compared positions of a text."""
-        return self.exact[sample].logits
+        return self.exact[text].logits
 
-    def true_outputs(self, sample: Sample) -> dict[str, Float[Tensor, "seq *rows"]]:
+    def true_outputs(self, text: Text) -> dict[str, Float[Tensor, "seq *rows"]]:
         """Return the true output of every norm, and the residual stream after every block."""
-        reading = self.exact[sample]
+        reading = self.exact[text]
         outputs: dict[str, Tensor] = {}
         for site, x in reading.inputs.items():
             if site in self.norms:
@@ -67,9 +67,9 @@ class Truth:
         Args:
             places: whether to compute the outputs of norms too.
         """
-        for sample in self.texts.all:
-            reading = self.exact[sample]
-            yield Reading(reading.logits, self.true_outputs(sample) if places else {}, reading.inputs)
+        for text in self.texts.all:
+            reading = self.exact[text]
+            yield Reading(reading.logits, self.true_outputs(text) if places else {}, reading.inputs)
 
     def require_low_floors(self) -> None:
         """Check that transformers at the dtype is near enough to its float64 self.
