@@ -98,7 +98,7 @@ def sentences(report: ReportFields) -> list[str]:
     if not lines:
         lines.append(_of_parity(report))
     guessing = report.coverage.vocabulary
-    if (report.built_in or text_file(report) is not None) and before > POOR * guessing:
+    if (report.built_in or report.perplexity is not None) and before > POOR * guessing:
         lines.append(
             f"The original's own perplexity is {precise(before)}, and guessing among its {guessing:,} tokens has "
             f"{guessing:,}: the original itself does not predict these texts."
