@@ -15,7 +15,8 @@ from minigpt.engines.ports import Graph, Port
 from minigpt.errors import CheckpointError, raised
 
 SUFFIXES = (".xml", ".onnx")  # other formats that OpenVINO reads are of other programs, and may hold code
-REPORTED = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "INFERENCE_NUM_THREADS")
+GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"  # numbers that share a scale where inputs are rounded to 8 bits; 0: none
+REPORTED = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", GROUP_SIZE, "INFERENCE_NUM_THREADS")
 OF_STATES = "KV_CACHE_PRECISION"
 
 

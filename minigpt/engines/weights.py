@@ -23,6 +23,7 @@ PLACES = {  # of a weight, its scale and its zero among the inputs of ONNX's qua
     "QLinearMatMul": (3, 4, 5),
 }
 IN_BLOCKS = {"GatherBlockQuantized": 0, "MatMulNBits": 1}  # the place of a weight with a scale for each block of a row
+OF_INTEGERS = ", times inputs in 8 bits"  # of a weight in ONNX that is multiplied as integers
 CT2_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 CT2_VERSIONS = range(4, 7)
 
@@ -114,10 +115,12 @@ class OnnxGraph:
         if kind in IN_BLOCKS:
             return self._in_blocks(node, value) if place == IN_BLOCKS[kind] else None
         weight, scale, zero = PLACES.get(kind, (-1, -1, -1))
+        if kind == "MatMulInteger":
+            weight, zero = 1, 3
         if place == weight:
-            return _scaled(value, self._at(node, scale), self._at(node, zero))
-        if kind == "MatMulInteger" and place == 1:
-            return _scaled(value, self._scale_behind(node), self._at(node, 3))
+            scales = self._scale_behind(node) if kind == "MatMulInteger" else self._at(node, scale)
+            values, stored = _scaled(value, scales, self._at(node, zero))
+            return values, f"{stored}{OF_INTEGERS}"
         if kind == "Gather" and place == 0:
             for after in self.consumers.get(node.output[0], ()):
                 if after.op_type == "DequantizeLinear":

@@ -29,6 +29,7 @@ from minigpt.progress import Steps
 from minigpt.report.fields import FAR_OFF, Account, ErrorShare, noise_ratio
 from minigpt.scoring import perplexity_of
 
+FLOAT32 = ("f32", "float32")  # which is no rounding
 MOST_WORK = 3e10  # weights times tokens of the texts
 BEGINNINGS = 32  # texts of two tokens: in longer ones a number is soon rounded the other way, and changes what follows
 CALM = 16  # positions that no such number has reached: as many say what is left there
@@ -89,7 +90,7 @@ def account_of(
     calm = calm // PART if calm >= CALM else len(errors) // SHARE
     return Account(
         program=engine.program,
-        types=sorted({kind for kind in weights.types.values() if kind != "F32"}),
+        types=sorted({kind for kind in weights.types.values() if kind.lower() not in FLOAT32}),
         tokens=sum(map(len, original)),
         positions=len(errors),
         total=share("the program, against the original", program, original, is_model=True),

@@ -240,7 +240,7 @@ def _rest(row: Diagnosed) -> str:
 def account_lines(account: Account) -> list[str]:
     """Return the sentences on where the difference of a file comes from."""
     lines = [f"{sentence}." for sentence in account.strange]
-    types = f" ({', '.join(account.types)})" if account.types else ""
+    types = f" ({'; '.join(account.types)})" if account.types else ""
     whole, weights, own = brief(account.total.kl), brief(account.weights.kl), brief(account.own.kl)
     if account.weights.ratio <= MOST_NOISE:
         lines.append(f"The file's weights{types} are the original's. The program's arithmetic makes {own} nats.")
@@ -272,17 +272,14 @@ def _explained(account: Account) -> list[str]:
 
 
 def unexplained(account: Account) -> str:
-    """Return that a program is not right for its file."""
-    wrong = (
-        f"{account.program} is not right for this file: with the file's weights its error is "
-        f"{times(account.own.ratio)} transformers' own"
-    )
+    """Return that a program is not right for its file, or that nothing is known of its arithmetic."""
+    error = f"with the file's weights its error is {times(account.own.ratio)} transformers' own"
     if not account.steps:
-        return f"{wrong}, and no arithmetic is known that explains it."
+        return f"{account.program} documents no arithmetic for this file that is known here: {error}."
     return (
-        f"{wrong}. With {_arithmetic(account)} in transformers it is {brief(account.left)} times, where "
-        f"{brief(account.noise)} times are noise. It is {_at_best(account)}, where noise is "
-        f"{brief(account.calm_noise)} times."
+        f"{account.program} is not right for this file: {error}. With {_arithmetic(account)} in transformers it is "
+        f"{brief(account.left)} times, where {brief(account.noise)} times are noise. It is {_at_best(account)}, where "
+        f"noise is {brief(account.calm_noise)} times."
     )
 
 

@@ -18,8 +18,13 @@ import minigpt
 from minigpt import Original, ParityReport
 from minigpt.checkpoint import local_place
 from minigpt.checkpoint.gguf import folder_of
+from minigpt.engines.ctranslate2_generator import Ctranslate2Generator
 from minigpt.engines.engine import Engine
 from minigpt.engines.llama_cpp_model import LlamaCppModel
+from minigpt.engines.onnx_session import OnnxSession
+from minigpt.engines.openvino_request import GROUP_SIZE, OpenVinoRequest
+from minigpt.engines.weights import OF_INTEGERS
+from minigpt.judge.mistakes.programs import documented
 
 TEXTS = ["Once upon a time there was a fox who lived in the wood.", "The rain had stopped, and Tom ran to the river."]
 READ: dict[str, Any] = {"prompts": TEXTS, "max_new_tokens": 8, "device": "cpu"}
@@ -134,3 +139,29 @@ def test_a_file_is_judged_by_itself(file: Path) -> None:
     wrong = itself.judge(Computed(file, program), diagnose=False, as_file=True)
     assert wrong.outcome == "FAIL"
     assert "is not right for this file" in wrong.reasons[0]
+
+
+def test_each_program_rounds_inputs_by_its_documentation() -> None:
+    """Which tensors' inputs are rounded follows from how the file stores them, and from the program's settings."""
+    engines: dict[type[Engine], tuple[dict[str, str], dict[str, Any], str]] = {
+        LlamaCppModel: (
+            {"a": "Q4_K", "b": "Q5_0", "c": "F16", "d": "F32"},
+            {"type_k": "f32", "type_v": "f32"},
+            "inputs of products rounded to 8 bits in blocks of 256 and 8 bits in blocks of 32 and float16",
+        ),
+        Ctranslate2Generator: ({"a": "int8, a scale for each row"}, {"compute_type": "int8_float32"}, "8 bits by row"),
+        OnnxSession: (
+            {"a": f"int8, one scale{OF_INTEGERS}", "b": "uint8, one scale"},
+            {},
+            "with a zero point, by tensor",
+        ),
+        OpenVinoRequest: ({"a": "u8", "b": "f32"}, {GROUP_SIZE: "32"}, "8 bits in groups of 32"),
+    }
+    for kind, (types, settings, words) in engines.items():
+        engine = object.__new__(kind)
+        engine.settings = settings
+        first, *_ = documented(engine, types)
+        assert first.words.endswith(words)
+    engine = object.__new__(OpenVinoRequest)
+    engine.settings = {GROUP_SIZE: "0"}
+    assert documented(engine, {"a": "u8"}) == []

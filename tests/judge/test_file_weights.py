@@ -79,7 +79,7 @@ def test_weights_of_onnx_files(kind: str, floating: Path, place: Path, tmp_path:
     assert weights.strange == []
     for name, tensor in minigpt.from_pretrained(place, device="cpu").state_dict().items():
         assert (weights.tensors[name] - tensor).norm() <= most * tensor.norm(), name
-    assert kind.startswith("int4 with") or kind in weights.types.values()
+    assert kind.startswith("int4 with") or any(stored.startswith(kind) for stored in weights.types.values())
     if "for" in kind and "16" in kind:  # onnxruntime computes these products in float32
         report = minigpt.Original(weights.place, device="cpu", max_new_tokens=2).judge(
             engines.onnx(tmp_path / "quantized.onnx")

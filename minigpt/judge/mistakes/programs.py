@@ -1,13 +1,18 @@
 """The arithmetic that a program documents, or its source has, for the types of a file's tensors and its settings."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from minigpt.engines.ctranslate2_generator import Ctranslate2Generator
 from minigpt.engines.engine import Engine
 from minigpt.engines.llama_cpp_model import LlamaCppModel
+from minigpt.engines.onnx_session import OnnxSession
+from minigpt.engines.openvino_request import GROUP_SIZE, OpenVinoRequest
+from minigpt.engines.weights import OF_INTEGERS
 from minigpt.judge.mistakes.arithmetic import (
     InputRounding,
     attention_rounded,
+    by_group,
     by_row,
     gelu_by_table,
     inputs_rounded,
@@ -15,6 +20,7 @@ from minigpt.judge.mistakes.arithmetic import (
     rounded_sums,
     to_bfloat16,
     to_float16,
+    unsigned,
 )
 from minigpt.judge.mistakes.mistake import Mistake, as_given
 from minigpt.judge.mistakes.rounding import Rounds, q8_0
@@ -27,6 +33,8 @@ GGML_INPUTS = {  # by the type of the weights: ``vec_dot_type`` in ggml-cpu.c of
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4"), Q8_0), **dict.fromkeys(("Q4_1", "Q5_1"), Q8_1),
 }  # fmt: skip
 GGML_CACHES: dict[str, Rounds] = {"f16": to_float16, "bf16": to_bfloat16, "q8_0": q8_0}
+OPENVINO_INTEGERS = ("i4", "i8", "u4", "u8")
+TENSORS = InputRounding("8 bits with a zero point, by tensor", unsigned)
 ROWS = InputRounding("8 bits by row", by_row)
 
 
@@ -44,7 +52,12 @@ def documented(engine: Engine, types: Mapping[str, str]) -> list[Mistake]:
                 roundings[name] = GGML_INPUTS.get(kind, Q8_K)
         others = [*of_llama_cpp(engine)]
     elif isinstance(engine, Ctranslate2Generator) and "int8" in engine.settings["compute_type"]:
-        roundings = {name: ROWS for name, kind in types.items() if kind == "int8"}
+        roundings = {name: ROWS for name, kind in types.items() if kind.startswith("int8")}
+    elif isinstance(engine, OnnxSession):
+        roundings = {name: TENSORS for name, kind in types.items() if kind.endswith(OF_INTEGERS)}
+    elif isinstance(engine, OpenVinoRequest) and (size := int(engine.settings.get(GROUP_SIZE, 0))):
+        groups = InputRounding(f"8 bits in groups of {size}", partial(by_group, size=size))
+        roundings = {name: groups for name, kind in types.items() if kind in OPENVINO_INTEGERS}
     if not roundings:
         return others
     words = " and ".join(sorted({rounding.words for rounding in roundings.values()}))
