@@ -516,8 +516,103 @@ PROMPTS = [
     [3, 60, 1, 12, 50, 33, 21, 94, 16, 40, 73, 8, 29, 64, 80, 41, 7, 18],
     [44, 2, 9, 28, 6, 31, 14, 52, 70, 85, 19, 37, 91, 25, 48, 63, 5, 77, 22, 56],
 ]
-PAIRS: list[Any] = []
+# Family, two settings, and words for each that the names must have.
+PAIRS: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("llama", {"theta": 1e4}, {"pairs": "neighbours"}, "rope theta 10,000", "rotary pairs of neighbours"),
+    ("llama", {"scaling": False}, {"tiled": True}, "no rope scaling", "tiled in place of repeated"),
+    ("llama", {"act": "gelu"}, {"theta": 1e4}, "the exact GELU in place of SiLU", "rope theta 10,000"),
+    ("llama", {"tie": True}, {"theta": 1e4}, "a head tied", "rope theta 10,000"),
+    ("llama", {"eps": 1e-3}, {"pairs": "neighbours"}, "eps 0.001", "rotary pairs of neighbours"),
+    ("llama", {"gate_up": True}, {"scale": 1.0}, "gate and up exchanged", "not scaled"),
+    ("qwen2", {"no_bias": IN_QKV}, {"theta": 1e4}, "no biases of q, k and v", "rope theta 10,000"),
+    ("qwen3", {"head_norms": "after"}, {"tiled": True}, "after the rotation", "tiled in place of repeated"),
+    ("qwen3", {"head_norms": "none"}, {"theta": 1e4}, "no norms of q and k", "rope theta 10,000"),
+    ("mistral", {"window": 1000}, {"pairs": "neighbours"}, "no sliding window", "rotary pairs of neighbours"),
+    ("mistral", {"window": 9}, {"theta": 1e6}, "a sliding window of 9", "rope theta 1,000,000"),
+    ("gemma2", {"cap": False}, {"last_cap": False}, "no soft cap of the scores", "no soft cap of the logits"),
+    ("gemma2", {"embedding": 1.0}, {"scale": 16**-0.5}, "not scaled by", "1 / sqrt(head size)"),
+    ("pythia", {"wiring": "pre"}, {"part": 1.0}, "not in parallel", "1 of a head rotated"),
+    ("phi3", {"gate_up": True}, {"long": False}, "gate and up exchanged", "short factors for long texts"),
+    ("mixtral", {"experts": "other"}, {"pairs": "neighbours"}, "not normalized", "rotary pairs of neighbours"),
+    ("granite", {"embedding": 1.0}, {"residual": 1.0}, "no embedding_multiplier", "no residual_multiplier"),
+]
 
 
-def right_programs() -> Iterator[Any]:
-    yield from ()
+class Chunked(Port):
+    """A right port that adds up products in another order."""
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        weight = self.w[f"{name}.weight"]
+        y = sum(part @ rows.T for part, rows in zip(x.split(7, -1), weight.split(7, -1), strict=True))
+        return y + self.w[f"{name}.bias"] if f"{name}.bias" in self.w else y
+
+
+def with_transformers(place: Path, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype, attn_implementation=attention).eval()
+
+
+def whole(place: Path, dtype: torch.dtype) -> Any:
+    model = with_transformers(place, dtype, "eager")
+    return lambda ids: model(ids).logits.detach()
+
+
+def cached(place: Path, dtype: torch.dtype) -> Any:
+    """Return a program that reads a text token by token, with a cache."""
+    model = with_transformers(place, dtype)
+
+    def program(ids: Tensor) -> Tensor:
+        cache, rows = None, []
+        for token in ids.split(1, dim=1):
+            out = model(token, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            rows.append(out.logits.detach())
+        return torch.cat(rows, dim=1)
+
+    return program
+
+
+def padded(place: Path, dtype: torch.dtype) -> Any:
+    """Return a program that reads a text behind padding, beside a longer one."""
+    model = with_transformers(place, dtype)
+
+    def program(ids: Tensor) -> Tensor:
+        length = min(ids.shape[1] + 5, 64)
+        before = length - ids.shape[1]
+        rows = torch.full((2, length), 3)
+        rows[0, before:] = ids
+        mask = torch.ones_like(rows)
+        mask[0, :before] = 0
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return model(rows, attention_mask=mask, position_ids=positions).logits[:1, before:].detach()
+
+    return program
+
+
+def wide(place: Path, dtype: torch.dtype) -> Any:
+    return Port(place, torch.float64)
+
+
+def brain(place: Path, dtype: torch.dtype) -> Any:
+    return Port(place, torch.bfloat16)
+
+
+def half(place: Path, dtype: torch.dtype) -> Any:
+    return Port(place, torch.float16)
+
+
+def right_programs() -> Iterator[tuple[str, str, Any]]:
+    for family in FAMILIES:
+        yield family, "a plain port", Port
+    for family in ("llama", "gemma2", "pythia"):
+        yield family, "sums in another order", Chunked
+    for family in ("llama", "olmo2"):
+        yield family, "float64", wide
+    for family in ("llama", "qwen3", "mixtral"):
+        yield family, "bfloat16", brain
+        yield family, "float16", half
+    for family in ("gemma3", "qwen2_moe"):
+        yield family, "transformers, eager", whole
+    for family in ("llama", "mistral", "qwen3"):
+        yield family, "token by token with a cache", cached
+    for family in ("llama", "qwen2", "pythia"):
+        yield family, "behind padding, in a batch", padded
