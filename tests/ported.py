@@ -446,6 +446,7 @@ def single_plants() -> Iterator[Plant]:
     yield "llama", "eps 0.001", {"eps": 1e-3}
     yield "llama", "k and v exchanged", {"order": "qvk"}
     yield "llama", "positions divided by 2 more", {"positions": 2.0}
+    yield "llama", "positions divided by 8 more", {"positions": 8.0}
     yield "llama", "rounded to bfloat16", {"weights": torch.bfloat16}
     yield "llama-yarn", "no attention factor of YaRN", {"attention_factor": lambda times: 1.0}
     yield "llama-yarn", "YaRN's attention factor squared", {"attention_factor": lambda times: times**2}
@@ -480,8 +481,9 @@ def single_plants() -> Iterator[Plant]:
     yield "gemma2", "not scaled by", {"embedding": 1.0}
     yield "gemma2", "weight, not 1 + weight", {"one_plus": False}
     yield "gemma2", "the exact GELU in place of tanh", {"act": "gelu"}
-    yield "gemma3", "rope theta 10,000 in every layer", {"theta": 1e4}
-    yield "gemma3", "rope theta 1,000,000 in every layer", {"theta": 1e6}
+    yield "gemma3", "rope theta 10,000 in place of 1,000,000 in layers of full", {"theta": 1e4}
+    yield "gemma3", "rope theta 1,000,000 in place of 10,000 in layers of sliding", {"theta": 1e6}
+    yield "gemma3", "rope theta 500,000 in every layer", {"theta": 5e5}
     yield "gemma3", "shifted by one", {"layers": lambda types: types[-1:] + types[:-1]}
     yield "gemma3", "after the rotation", {"head_norms": "after"}
     yield "pythia", "1 of a head rotated in place of 0.5", {"part": 1.0}
@@ -493,7 +495,6 @@ def single_plants() -> Iterator[Plant]:
     yield "pythia", "dense not transposed", {"transposed": ("dense",)}
     yield "pythia", "the tanh GELU in place of erf", {"act": "gelu_pytorch_tanh"}
     yield "phi3", "short factors for long texts too", {"long": False}
-    yield "phi3", "long factors for short texts too", {"long": True}
     yield "phi3", "no attention factor of longrope", {"attention_factor": lambda times: 1.0}
     yield "phi3", "interleaved per head, as Megatron", {"split": "by head"}
     yield "phi3", "gate and up exchanged", {"gate_up": True}

@@ -18,7 +18,7 @@ from minigpt.host import host_of
 from minigpt.judge.mistakes.attention import EXCHANGED, ORDERS, PLACE
 from minigpt.judge.mistakes.blocks import WIRINGS
 from minigpt.judge.mistakes.changed import call_instead, calls, code_of
-from minigpt.judge.mistakes.configs import HALVES, NEIGHBOURS, NORMALIZED, NOT_NORMALIZED
+from minigpt.judge.mistakes.configs import HALVES, NEIGHBOURS, NORMALIZED, NOT_NORMALIZED, ropes
 from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake, Swaps
 from minigpt.judge.mistakes.norms import places_of
 from minigpt.judge.mistakes.rounding import HALF_FORMATS, Rounds
@@ -160,7 +160,8 @@ turning("a quarter of a head rotated in place of all", "halves")(partial(turn_pa
 @OF_OTHER.add
 def wrong_frequencies(model: Any) -> Iterator[Mistake]:
     """Yield rotary positions that are divided by a number more."""
-    for factor in (2.0, 4.0, 8.0):
+    factors = {rope.get("factor") for rope in ropes(model.config.get_text_config()).values()}
+    for factor in {2.0, 4.0, 8.0, *factors} - {None}:
 
         def put(model: Any, swaps: Swaps, factor: float = factor) -> None:
             for module in model.modules():
