@@ -75,9 +75,11 @@ def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attenti
 # --- generation
 
 
-def test_a_pipeline_of_a_model_that_is_not_transformers_says_which_to_open() -> None:
+def test_a_pipeline_of_a_model_that_is_not_transformers_says_which_to_open(folder: Path) -> None:
+    """Without a tokenizer, transformers asks for one before it looks at the model."""
+    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), AutoTokenizer.from_pretrained(folder)
     with pytest.raises(minigpt.ConfigError, match=r"minigpt\.hf\.GPT2LMHeadModel\.from_pretrained"):
-        pipeline("text-generation", model=minigpt.from_pretrained("demo", device="cpu"))
+        pipeline("text-generation", model=model, tokenizer=tokenizer)
 
 
 def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
