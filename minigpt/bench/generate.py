@@ -21,7 +21,7 @@ from minigpt.model import GPT2
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import from_pretrained
 from minigpt.report.numerals import count, times
-from minigpt.report.parts import Cell, Number, Part
+from minigpt.report.part import Cell, Number, Part
 from minigpt.report.terminal import printed
 
 PHASES = ("prefill_ms", "first_token_ms", "total_ms", "total_cpu_ms")

@@ -254,9 +254,8 @@ def _judge(
 
 def _show(judged: "Sequence[ParityReport]", json_file: Path | None, csv: Path | None, html: Path | None) -> None:
     """Print a report, or a table of several; write them as JSON, as CSV and as a page."""
-    from minigpt.report.overview import csv_of
+    from minigpt.report.overview import csv_of, parity_summary, reports_table
     from minigpt.report.page import report_page
-    from minigpt.report.terminal import parity_summary, reports_table
 
     written: list[dict[str, Any]] = []
     for report in judged:
@@ -272,10 +271,9 @@ def _show(judged: "Sequence[ParityReport]", json_file: Path | None, csv: Path | 
 
 def _show_comparison(files: list[Path], json_file: Path | None, csv: Path | None, html: Path | None) -> None:
     """Show reports that were written before in one table."""
-    from minigpt.report.overview import csv_of
+    from minigpt.report.overview import csv_of, reports_table
     from minigpt.report.page import report_page
     from minigpt.report.parity_report import read_reports
-    from minigpt.report.terminal import reports_table
 
     for name, output in (("json_file", json_file), ("csv", csv), ("html", html)):
         refuse_if((output in files, name, f"would replace {output}, one of the reports; name another file"))

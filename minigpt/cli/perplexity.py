@@ -46,7 +46,7 @@ def perplexity(
         minigpt perplexity ./tuned one.txt two.txt stories.jsonl --norm rms --json
     """
     from minigpt.report.numerals import count, precise
-    from minigpt.report.parts import Cell, Number, Part, cell
+    from minigpt.report.part import Cell, Number, Part, cell
     from minigpt.report.terminal import printed
     from minigpt.scoring import mean_perplexities, named_texts
 

@@ -30,7 +30,7 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
     """
     from minigpt.judge.look import look_parts, site_statistics
     from minigpt.report.page import render
-    from minigpt.report.parts import Sheet
+    from minigpt.report.part import Sheet
     from minigpt.report.terminal import printed
     from minigpt.swap.fit import rows_of_text
 

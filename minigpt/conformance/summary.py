@@ -5,7 +5,7 @@ from rich.console import RenderableType
 from minigpt.conformance.case import CaseResult, by_group
 from minigpt.conformance.check import ConformanceReport
 from minigpt.norms.registry import KINDS
-from minigpt.report.parts import Cell, Part, Sheet, cell
+from minigpt.report.part import Cell, Part, Sheet, cell
 from minigpt.report.terminal import judged
 
 CASE_HEADS = ("case", "error", "bound", "what it asks", "why this bound", "where")

@@ -17,9 +17,8 @@ from minigpt.errors import NormError
 from minigpt.host import hooked
 from minigpt.inputs import check_rows
 from minigpt.report.charts import Maps
-from minigpt.report.fields import Form, Shown
-from minigpt.report.numerals import brief, percent
-from minigpt.report.parts import Cell, Part, cells, titles
+from minigpt.report.numerals import Form, brief, percent
+from minigpt.report.part import Cell, Part, Shown, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
 from minigpt.swap.sites import host_with_norms
 

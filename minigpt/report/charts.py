@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from minigpt.report.fields import Form
-from minigpt.report.numerals import brief, is_finite
+from minigpt.report.numerals import Form, brief, is_finite
 
 WIDTH, HEIGHT = 380, 232  # of a chart, in the units of the drawing: a CSS pixel on a phone
 LEFT, RIGHT, TOP, FOOT = 58, 358, 12, 196  # of its lines

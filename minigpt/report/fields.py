@@ -6,12 +6,12 @@ and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any
 
-from minigpt.report.numerals import brief, count, digits, percent, precise, times
+from minigpt.report.numerals import count, digits, percent, precise, times
+from minigpt.report.part import Shown
 
 MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
 MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
@@ -29,22 +29,6 @@ class Unjudged(StrEnum):
     DECODED = "tokens one by one"
     GRADIENTS = "gradients"
     __repr__ = str.__repr__  # as a list of them is printed
-
-
-Form = Callable[[float | None], str]  # formats a number
-
-
-class Shown(NamedTuple):
-    """The title of a figure, and the function that formats it. ``shown`` reads them from a field's type."""
-
-    title: str
-    form: Form = brief
-
-
-def shown(kind: type) -> dict[str, Shown]:
-    """Return the figures of a class by their names, in the order in which they are shown."""
-    hints = get_type_hints(kind, include_extras=True).items()
-    return {name: note for name, hint in hints for note in getattr(hint, "__metadata__", ())}
 
 
 @dataclass(frozen=True, kw_only=True)

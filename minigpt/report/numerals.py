@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import TypeGuard
 
+Form = Callable[[float | None], str]  # formats a number
+
 
 def is_finite(x: float | None) -> TypeGuard[float]:
     """Return True for a finite number; None means one that is not."""

@@ -10,7 +10,8 @@ from minigpt.errors import listing
 from minigpt.report import charts, overview, sentences
 from minigpt.report.fields import MOST_NOISE, ReportFields
 from minigpt.report.numerals import brief
-from minigpt.report.parts import Number, Sheet, parts_of
+from minigpt.report.part import Number, Sheet
+from minigpt.report.parts import parts_of
 
 _SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
 VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠", "NOT JUDGED": "?"}

@@ -20,7 +20,7 @@ from minigpt.report.fields import (
     text_file,
 )
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times
-from minigpt.report.parts import KeyFigure, Number
+from minigpt.report.part import KeyFigure, Number
 
 WHY_MISSING = {
     Unjudged.PLACES: "the candidate shows none at the original's paths",

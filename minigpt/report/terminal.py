@@ -1,4 +1,4 @@
-"""Parts of reports as people read them in a terminal."""
+"""Verdicts and parts as people read them in a terminal."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,21 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minigpt.report import overview, sentences
-from minigpt.report.fields import ReportFields
-from minigpt.report.parts import Part, parts_of
+from minigpt.report.part import Part
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "DIFFERENT": "bold yellow", "NOT JUDGED": "bold"}
-
-
-def parity_summary(report: ReportFields) -> RenderableType:
-    """Return the verdict with its reasons, and the parts of a report.
-
-    Args:
-        report: made by a judgement, or read from a JSON file.
-    """
-    about = f"{sentences.heading(report)}: {sentences.about(report)}"
-    return judged(report.outcome, about, sentences.sentences(report), parts_of(report))
 
 
 def judged(verdict: str, about: str, lines: Sequence[str], parts: Sequence[Part]) -> RenderableType:
@@ -30,13 +18,6 @@ def judged(verdict: str, about: str, lines: Sequence[str], parts: Sequence[Part]
     for sentence in lines:
         shown.append(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
     return Group(*shown, *printed(parts))
-
-
-def reports_table(reports: Sequence[ReportFields]) -> RenderableType:
-    """Return one table with a row for each report, and the first reason of those that fail."""
-    tables = printed(overview.tables_of(reports))
-    notes = map(Text, overview.notes_on(reports))
-    return Group(*tables, *notes)
 
 
 def outcome(word: str, about: str = "") -> Text:

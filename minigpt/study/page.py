@@ -17,7 +17,7 @@ from markupsafe import Markup
 from minigpt.choices import words_of
 from minigpt.errors import ConfigError, listing, to_install
 from minigpt.report.page import VERDICT_SIGNS, render
-from minigpt.report.parts import Cell, Number, Part, Sheet
+from minigpt.report.part import Cell, Number, Part, Sheet
 from minigpt.study import table
 from minigpt.study.study import CellRow
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from minigpt.judge.measures import mean_by_rows
 from minigpt.progress import duration
-from minigpt.report.fields import Form
-from minigpt.report.numerals import brief, percent, precise
-from minigpt.report.parts import Cell, Number, Part
+from minigpt.report.numerals import Form, brief, percent, precise
+from minigpt.report.part import Cell, Number, Part
 from minigpt.study.settings import LAYER_NORM
 from minigpt.study.study import DIVERGED, FAILED, CellRow
 

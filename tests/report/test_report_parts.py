@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from reports import made, sample_report
 
-from minigpt.report.fields import Distribution, LogitsError, NormSiteError, shown
+from minigpt.report.fields import Distribution, LogitsError, NormSiteError
+from minigpt.report.part import shown
 from minigpt.report.parts import parts_of
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,8 +9,8 @@ from reports import MADE, failing, made, printed, report_with, shown
 from minigpt.judge.verdict import decide
 from minigpt.report.fields import Causes
 from minigpt.report.numerals import brief, precise
+from minigpt.report.overview import reports_table
 from minigpt.report.parity_report import ParityReport
-from minigpt.report.terminal import reports_table
 
 
 def judgement() -> ParityReport:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minigpt.report.numerals import brief
-from minigpt.report.parts import Number
+from minigpt.report.part import Number
 from minigpt.study.page import figures, page
 from minigpt.study.table import TRAINED, csv_table, summarize
 
