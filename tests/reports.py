@@ -120,12 +120,16 @@ def account(draw: random.Random) -> Report:
         perplexity = draw.uniform(20, 40) if is_model else None
         return {"part": part, "ratio": draw.uniform(1e4, 4e4), "kl": draw.random(), "perplexity": perplexity}
 
+    def tensor(site: str) -> Report:
+        return {"site": site, "kind": "Q4_K", "alone": draw.random(), "without": draw.random()}
+
     return {
         "program": "llama.cpp", "types": ["Q4_K", "Q6_K"], "tokens": 190, "positions": 286, "dtype": "float32",
         "total": share("the program", is_model=True), "weights": share("the weights", is_model=True),
         "own": share("the arithmetic"), "precisions": [share("bfloat16", is_model=True)],
         "steps": [share("GELU by a table in float16")], "effect": 2e4, "noise": draw.uniform(1e3, 1e4), "calm": 40,
         "calm_left": draw.random(), "calm_noise": draw.random(), "decides": False, "strange": [],
+        "tensors": [tensor(f"h.{block}.mlp.c_fc.weight") for block in range(2)],
     }  # fmt: skip
 
 

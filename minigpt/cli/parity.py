@@ -24,7 +24,7 @@ REPORT = {"json_file", "csv", "html"}
 COMPARES = {"compare", "reports"} | REPORT
 READS_OUTPUTS = {"original", "outputs", "device", "budget", "diagnose"} | REPORT
 READS_ORIGINAL = {"prompt", "prompts", "text", "gradients"}
-JUDGES_ENGINE = {"engine", "engine_option", "as_file", "budget", "device", "diagnose"} | REPORT
+JUDGES_ENGINE = {"engine", "engine_option", "as_file", "sensitivity", "budget", "device", "diagnose"} | REPORT
 RECORDS = {"record", "model", "revision", "attention", "device", "dtype", "memory"} | READS_ORIGINAL
 READS_FOR_ENGINE = RECORDS - {"gradients"}  # with an engine, which gives logits alone
 OF_THE_ORIGINAL = {"record", "against", "prompt", "prompts", "text"}  # which a record answers
@@ -82,7 +82,7 @@ def parity(
         diagnose: After a FAIL, name the mistake that gives these logits; of a small model that is the default.
 
     Searches:
-        sensitivity: Swap one site at a time; rank the sites.
+        sensitivity: Swap one site at a time; rank the sites. Of an --engine, rank the tensors of its file.
         remove: Swap site after site, the least harmful first, to the kl of --budget.
         remove_file: Keep the trials of --remove here; started again, the search goes on.
         bisect: Name the swapped sites that break parity, or the budget.
@@ -151,7 +151,7 @@ def parity(
         if outputs is not None:
             judged = [read.judge_outputs(outputs, **asked)]
         elif opened is not None:
-            judged = _judge(read, [opened], say, as_file=as_file, **asked)
+            judged = _judge(read, [opened], say, as_file=as_file, sensitivity=sensitivity, **asked)
         elif _only_records(given):
             judged = []
         else:

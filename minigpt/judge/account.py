@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.engines.engine import Engine
 from minigpt.judge.checkpoint_facts import read_facts
@@ -26,7 +26,7 @@ from minigpt.judge.runners import Runner
 from minigpt.judge.texts import first_of
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
-from minigpt.report.fields import FAR_OFF, Account, ErrorShare, noise_ratio
+from minigpt.report.fields import FAR_OFF, Account, ErrorShare, TensorShare, noise_ratio
 from minigpt.scoring import perplexity_of
 
 FLOAT32 = ("f32", "float32")  # which is no rounding
@@ -40,7 +40,13 @@ Logits = Sequence[Tensor]  # of each text (T, V)
 
 
 def account_of(
-    truth: OriginalData, runner: Runner, engine: Engine, weights: FileWeights, decides: bool, say: Steps
+    truth: OriginalData,
+    runner: Runner,
+    engine: Engine,
+    weights: FileWeights,
+    decides: bool,
+    by_tensor: bool,
+    say: Steps,
 ) -> Account:
     """Return where the difference of a program's logits from the original's comes from.
 
@@ -51,6 +57,7 @@ def account_of(
 
     Args:
         decides: whether the verdict is on the program and its file.
+        by_tensor: whether to measure the cost of each tensor.
 
     Raises:
         CheckpointError, MiniGPTError: if transformers cannot read the file's model.
@@ -81,7 +88,12 @@ def account_of(
             explained = read(exact, texts)
             steps.append(share(mistake.words, program, explained))
         noise, true_short, noise_short = read(rounded, texts), read(exact, short), read(rounded, short)
-    del exact, rounded
+    del rounded
+    tensors = None
+    if by_tensor:
+        say("one tensor at a time")
+        tensors = costs_of(truth, exact, weights)
+    del exact
     say("transformers in other dtypes")
     others = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, texts)
     errors = by_position([*program, *of_short], [*explained, *true_short])
@@ -106,7 +118,33 @@ def account_of(
         calm_noise=least(own_errors, calm) / floor.rms,
         decides=decides,
         strange=weights.strange,
+        tensors=tensors,
     )
+
+
+def costs_of(truth: OriginalData, exact: Reference, weights: FileWeights) -> list[TensorShare]:
+    """Return what each tensor that the file rounds costs, the most first.
+
+    Args:
+        exact: transformers in float64 with the file's weights.
+    """
+    original = Reference(truth.facts, torch.float64)
+    before = dict(original.model.named_parameters())
+    rounded: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+    for name, own in exact.model.named_parameters():
+        if name in before and not torch.equal(own, before[name]):
+            rounded[name] = (before[name], own)
+    shortest = sorted(truth.texts.prompts, key=lambda sample: len(sample.ids))
+    texts = first_of(shortest, truth.facts.weights * len(rounded), MOST_WORK)
+    right = [truth.logits(sample) for sample in texts]
+    costs: list[TensorShare] = []
+    for name, (one, other) in rounded.items():
+        one.data, other.data = other.data, one.data
+        alone, without = (compared(read(model, texts), right, texts).mean("kl")["kl"] for model in (original, exact))
+        one.data, other.data = other.data, one.data
+        name = name.removeprefix(exact.prefix or "")
+        costs.append(TensorShare(name, weights.types.get(name, ""), alone, without))
+    return sorted(costs, key=lambda cost: -cost.alone)
 
 
 def beginnings(texts: Sequence[Text]) -> list[Text]:

@@ -154,7 +154,7 @@ class Original:
             raise ConfigError("is for a candidate that is a source", argument=next(iter(opening)))
         if isinstance(candidate, Recipe):
             candidate = self._like_the_original(candidate)
-        searches = Searches(sensitivity, remove, bisect, remove_file)
+        searches = Searches(sensitivity and not isinstance(candidate, Engine), remove, bisect, remove_file)
         files_checked: AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(candidate, Recipe) and self.truth.facts.offload:  # it is read block by block
             files_checked = unchanged(candidate.place())
@@ -166,7 +166,7 @@ class Original:
                 with opened.eval_mode():
                     figures = Judgement(truth, opened, limits, gradients, say).figures(searches)
                     if isinstance(candidate, Engine):
-                        figures = with_account(figures, truth, opened.runner, candidate, as_file, say)
+                        figures = with_account(figures, truth, opened.runner, candidate, as_file, sensitivity, say)
             changes = sorted({*changed, *opened.claim.changes})
             verdict = decide(figures, limits, changes)
             with watched(), opened.eval_mode():
@@ -225,7 +225,13 @@ class Original:
 
 
 def with_account(
-    figures: ParityFigures, truth: OriginalData, runner: Runner, engine: Engine, as_file: bool, say: Steps
+    figures: ParityFigures,
+    truth: OriginalData,
+    runner: Runner,
+    engine: Engine,
+    as_file: bool,
+    by_tensor: bool,
+    say: Steps,
 ) -> ParityFigures:
     """Return the figures of a program's file; if it is off, with where that comes from, or why that is not known."""
     if figures.nan is not None or figures.logits.ratio <= MOST_NOISE:
@@ -235,7 +241,7 @@ def with_account(
 
     try:
         weights = weights_of(engine.file, truth.facts.place)
-        return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, as_file, say))
+        return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, as_file, by_tensor, say))
     except MiniGPTError as error:
         if as_file:
             raise
@@ -278,7 +284,8 @@ def parity(
         against: the source of the original; by default the candidate's own. A module or a function needs one.
         prompts, text, max_new_tokens: as ``Original`` takes them.
         gradients: also compare the gradient of the loss for every Parameter.
-        sensitivity: swap one site at a time, and rank the sites.
+        sensitivity: swap one site at a time, and rank the sites; of another program's file, rank its tensors by what
+            the rounding of each costs.
         remove: swap one site after another, the least harmful first, until all are swapped or the budget's kl is
             spent. With a budget the report is of the sites that it allows.
         remove_file: keeps what ``remove`` has measured; a search that is started again with it goes on. It needs a

@@ -427,6 +427,22 @@ class ErrorShare:
     perplexity: Annotated[float | None, Shown("perplexity", precise)] = None
 
 
+@dataclass(frozen=True)
+class TensorShare:
+    """The cost of one tensor's rounding in a file: the mean KL divergence of transformers in float64.
+
+    Attributes:
+        kind: how the file stores the tensor.
+        alone: of the original with the file's tensor in it.
+        without: of the file's model with the original's tensor in it.
+    """
+
+    site: str
+    kind: str
+    alone: Annotated[float, Shown("KL divergence, alone in the original")]
+    without: Annotated[float, Shown("KL divergence of the file without it")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """The difference of a program that computes a file of its own from the original, by where it comes from.
@@ -445,6 +461,7 @@ class Account:
             and ``calm_noise`` that of transformers at the dtype, both with the arithmetic in the truth.
         decides: whether the verdict is on the program and its file, and not on the original.
         strange: a sentence on each tensor of the file that is not the original's.
+        tensors: the cost of each, the most first; None if it was not asked for.
     """
 
     program: str
@@ -464,6 +481,7 @@ class Account:
     calm_noise: float
     decides: bool
     strange: list[str] = field(default_factory=list)
+    tensors: list[TensorShare] | None = None
 
     @property
     def left(self) -> float:

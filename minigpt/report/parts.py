@@ -31,6 +31,7 @@ from minigpt.report.fields import (
     ReportFields,
     SiteChange,
     SiteFit,
+    TensorShare,
     TextDivergence,
     Unjudged,
     has_norm,
@@ -66,6 +67,8 @@ def parts_of(report: ReportFields) -> list[Part]:
         measured = getattr(report, name)
         if measured is not None:
             parts.append(make(report, measured))
+            if name == "account" and measured.tensors is not None:
+                parts.append(_tensors(measured.tensors))
     return [part for part in parts if part.rows]
 
 
@@ -123,6 +126,20 @@ def _account(report: ReportFields, account: Account) -> Part:
         f"Of {account.tokens:,} tokens; errors are times transformers' own at {account.dtype} with the file's weights."
     )
     return Part("account", "Where the difference comes from", sentence, ("", *titles(ErrorShare)), rows)
+
+
+def _tensors(tensors: Sequence[TensorShare]) -> Part:
+    rows: list[list[Cell]] = []
+    kinds: dict[str, float] = {}
+    for tensor in tensors:
+        rows.append([tensor.site, tensor.kind, *cells(TensorShare, tensor)])
+        kinds[tensor.kind] = kinds.get(tensor.kind, 0.0) + tensor.alone
+    by_kind = ", ".join(f"{kind} {brief(cost)}" for kind, cost in kinds.items())
+    title = "KL divergence of the original with the file’s tensor in it"  # noqa: RUF001
+    maps = Maps([vars(tensor) for tensor in tensors], {"alone": title}, brief)
+    heads = ("tensor", "stored as", *titles(TensorShare))
+    about = f"Mean KL divergences, in nats. Those of the tensors alone, together by type: {by_kind}."
+    return Part("tensors", "Which tensors cost most", about, heads, rows, FEW_ROWS, "maps", maps)
 
 
 def _logits(report: ReportFields, logits: LogitsError) -> Part:

@@ -165,3 +165,18 @@ def test_each_program_rounds_inputs_by_its_documentation() -> None:
     engine = object.__new__(OpenVinoRequest)
     engine.settings = {GROUP_SIZE: "0"}
     assert documented(engine, {"a": "u8"}) == []
+
+
+def test_each_tensor_has_a_cost_of_its_own(original: Original, file: Path) -> None:
+    program = Computed(file, Quantized(folder_of(file)))
+    report = original.judge(program, sensitivity=True, diagnose=False)
+    assert report.account is not None
+    tensors = report.account.tensors
+    assert tensors is not None
+    assert len(tensors) == 17  # four matrices of each of four blocks, and the embedding, which is the head
+    costs = [tensor.alone for tensor in tensors]
+    assert costs == sorted(costs, reverse=True)
+    assert all(0 < cost < 2 * report.account.weights.kl for cost in costs)
+    assert sum(costs) == pytest.approx(report.account.weights.kl, rel=0.7)
+    assert tensors[0].without < report.account.weights.kl * 1.5
+    assert "Which tensors cost most" in str(report)
