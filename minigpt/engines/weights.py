@@ -242,5 +242,5 @@ def _of_ctranslate2(folder: Path) -> Iterator[Constant]:
         scale = tensors.get(f"{name}_scale")
         if scale is not None:
             values, kinds[name] = _scaled(values, 1 / scale.reshape(-1, *[1] * (values.ndim - 1)), None)
-        if values.dtype.kind == "f":
+        if values.dtype.kind == "f" and not name.endswith("_scale"):
             yield Constant(name, kinds[name], values.astype(np.float32), "embeddings" in name)

@@ -91,7 +91,10 @@ def weights_of(file: str | Path, original: str | Path | None = None) -> FileWeig
         tensors[name], types[name] = values.clone(memory_format=torch.contiguous_format), kind
     if HEAD in partners and HEAD not in expected:
         config["tie_word_embeddings"] = False
-    for name in expected.keys() - partners.keys():
+    for name in sorted(expected.keys() - partners.keys()):
+        values = expected[name].unique()
+        if values.tolist() in ([0], [1]):  # which adds nothing, or multiplies by 1: programs leave it out
+            continue
         strange.append(f"{name} of the original has no partner in the file, and is taken from the original")
     folder = TemporaryFolder("weights")
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
@@ -132,15 +135,18 @@ def partners_of(
                 pairs.append((away(_sample(form.values), _sample(tensor)), name, form))
     pairs.sort(key=lambda pair: pair[0])
     near = [pair for pair in pairs if pair[0] < FAR]
-    found, taken = dict[str, Form](), set[int]()
+    found, taken = dict[str, Form](), dict[int, str]()  # which tensor has taken a constant
 
     def take(pairs: Sequence[tuple[float, str, Form]]) -> None:
         for _, name, form in pairs:
             if name not in found and id(form.constant) not in taken:
                 found[name] = form
-                taken.add(id(form.constant))
+                taken[id(form.constant)] = name
 
     take(near)
+    for _, name, form in near:  # tensors of the same values, of which a file may keep one
+        if name not in found and torch.equal(expected[name], expected[taken[id(form.constant)]]):
+            found[name] = form
     for name in expected.keys() - found.keys():
         for form in forms:
             rows = rows_like(form.values, expected[name])

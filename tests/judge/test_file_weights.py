@@ -124,6 +124,14 @@ def test_rows_of_a_longer_tensor_and_a_head_of_its_own() -> None:
     assert "lm_head.weight" not in partners_of(constants[:3], expected, vocab_size=20)
 
 
+def test_tensors_of_the_same_values_share_what_a_file_keeps_once() -> None:
+    expected = {name: torch.ones(40) for name in ("one", "other")} | {"third": torch.arange(40.0)}
+    constants = [Constant("kept", "f32", np.ones(40, np.float32), False), Constant("far", "f32", np.eye(40)[0], False)]
+    partners = partners_of(constants, expected)
+    assert torch.equal(partners["one"][0], partners["other"][0])
+    assert partners["third"][0].sum() == 1, "what is left of its shape, though it is far away"
+
+
 def damaged(file: Path, new: Path, name: str, change: Callable[[np.ndarray], None]) -> Path:
     """Write a GGUF file whose tensor of a name has other bytes."""
     new.write_bytes(file.read_bytes())
