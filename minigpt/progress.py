@@ -10,6 +10,7 @@ Progress = Callable[[str, float], None]  # the name of a step, and the share of 
 FIRST_SECONDS = 2.0  # of a step, in which nobody asks how long it takes
 LARGEST_SHARE = 0.99  # of a step that goes on
 Item = TypeVar("Item")
+SHOWN: list[Callable[[], object]] = []  # clears the line of a notebook
 
 
 class Steps:
@@ -51,8 +52,10 @@ def _in_notebook(work: object) -> Progress | None:
     ipython = sys.modules.get("IPython")
     if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
         return None
+    while SHOWN:
+        SHOWN.pop()()  # a frame in a cycle may keep older work
     line = ipython.display.display({"text/plain": "starting"}, raw=True, display_id=True)
-    weakref.finalize(work, line.update, {"text/plain": ""}, raw=True)
+    SHOWN.append(weakref.finalize(work, line.update, {"text/plain": ""}, raw=True))
     return lambda step, done: line.update({"text/plain": f"{done:.0%}: {step}"}, raw=True)
 
 
