@@ -32,19 +32,20 @@ class Steps:
             self.progress(step, self.begun / max(self.total, self.begun + 1))
         self.begun += 1
 
-    def each(self, readings: Iterable[Item], total: int, first: int = 1) -> Iterator[Item]:
-        """Yield the readings of texts. Say after each how many are read, and how long the rest takes, if it takes long.
+    def each(self, items: Iterable[Item], total: int, first: int = 1, of: str = "text") -> Iterator[Item]:
+        """Yield items of a step. Say with each how many there were, and how long the rest takes, if it takes long.
 
         Args:
-            total: of the texts that the step reads.
-            first: the number of the first text here.
+            total: of the items of the step.
+            first: the number of the first one here.
+            of: what one is called.
         """
-        for number, reading in enumerate(readings, first):
+        for number, item in enumerate(items, first):
             seconds, share = time.monotonic() - self.step_started, number / total
             if self.progress is not None and seconds > FIRST_SECONDS:
                 done = (self.begun - 1 + min(share, LARGEST_SHARE)) / max(self.total, self.begun)
-                self.progress(f"{self.step}: text {number} of {total}{time_left(seconds, share)}", done)
-            yield reading
+                self.progress(f"{self.step}: {of} {number} of {total}{time_left(seconds, share)}", done)
+            yield item
 
 
 def _in_notebook(work: object) -> Progress | None:

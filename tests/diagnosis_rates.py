@@ -25,15 +25,12 @@ from minigpt.judge.candidate import candidate_of  # noqa: E402
 from minigpt.judge.diagnosis import find_mistakes  # noqa: E402
 from minigpt.judge.evidence import Sums  # noqa: E402
 from minigpt.judge.reference import judging  # noqa: E402
+from minigpt.progress import Steps  # noqa: E402
 from minigpt.report.fields import MOST_NOISE, Diagnosed  # noqa: E402
 
 DTYPES = ("float32", "bfloat16")
 TITLES = {"singles": "one mistake", "rights": "no mistake", "pairs": "two mistakes"}
 Row = dict[str, Any]
-
-
-def silent(step: str) -> None:
-    """Show no progress."""
 
 
 def diagnose(original: Original, program: Any) -> tuple[float, float, list[Diagnosed]]:
@@ -43,7 +40,7 @@ def diagnose(original: Original, program: Any) -> tuple[float, float, list[Diagn
         for prompt in original.truth.texts.prompts:
             sums.add(runner.logits(prompt).double() - original.truth.logits(prompt))
         begun = time.perf_counter()
-        found, _ = find_mistakes(original.truth, runner, silent)
+        found, _ = find_mistakes(original.truth, runner, Steps(None))
     return sums.rms / original.truth.floor.prompts.rms, time.perf_counter() - begun, found
 
 

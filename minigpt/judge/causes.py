@@ -1,15 +1,12 @@
 """Causes of a verdict: the precision that the error is like, and the mistakes that give the candidate's logits."""
 
-from collections.abc import Callable
-
 from minigpt.judge.measures import precision_of
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
+from minigpt.progress import Steps
 from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, is_near, outcome_of
 
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
-
-Say = Callable[[str], None]
 
 
 def is_quick(truth: OriginalData) -> bool:
@@ -26,7 +23,7 @@ def is_off_at_once(figures: ParityFigures) -> bool:
 
 
 def explain(
-    truth: OriginalData, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Say
+    truth: OriginalData, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Steps
 ) -> Causes:
     """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
 

@@ -4,10 +4,10 @@ T tokens, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.checkpoint.transformers_model import load_with_transformers
@@ -23,13 +23,12 @@ from minigpt.judge.reading import Text
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
 from minigpt.judge.texts import first_of
+from minigpt.progress import Steps
 from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, noise_ratio
 from minigpt.report.numerals import brief
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared
 SAME = 1e-3  # of the noise floor: the network must be this near to the truth
-
-Say = Callable[[str], None]
 
 
 class DiagnosisError(MiniGPTError):
@@ -37,7 +36,7 @@ class DiagnosisError(MiniGPTError):
 
 
 def find_mistakes(
-    truth: OriginalData, runner: Runner, say: Say, *, of_windows: bool = False
+    truth: OriginalData, runner: Runner, say: Steps, *, of_windows: bool = False
 ) -> tuple[list[Diagnosed], bool]:
     """Return the mistakes that give the candidate's logits, and whether a narrower format may explain its error.
 
@@ -90,7 +89,7 @@ def find_clues(truth: OriginalData, runner: Runner, figures: ParityFigures) -> l
     return clues_of(truth, texts, figures, layer_types)
 
 
-def unseen_mistakes(truth: OriginalData, runner: Runner, say: Say) -> list[str]:
+def unseen_mistakes(truth: OriginalData, runner: Runner, say: Steps) -> list[str]:
     """Return the commonest mistakes that pass on the shortest prompt: those with a plain cure, in every place.
 
     Raises:
@@ -115,14 +114,17 @@ def open_network(truth: OriginalData, compute: torch.dtype | None = None) -> Net
     """Return the original in a dtype: by default in float64, or in float32 where bfloat16 has far more noise."""
     facts = truth.facts
     is_ours = architecture_of(facts.place) is None and not facts.offload
-    if compute is None:
-        compute = torch.float32 if facts.dtype == torch.bfloat16 and not is_ours else torch.float64
     if is_ours:
-        return our_network(truth, compute)
+        network = our_network(truth, torch.float64)
+        if facts.dtype != torch.float64:
+            network.quick = our_network(truth, torch.float32)
+        return network
+    if compute is None:
+        compute = torch.float32 if facts.dtype == torch.bfloat16 else torch.float64
     reference = Reference(facts, compute)
 
-    def run(ids: Tensor) -> Tensor:
-        return reference(ids)[0]
+    def run(ids: Tensor, step: int) -> Tensor:
+        return reference(ids)[0][:, ::step]
 
     def rounded() -> Network:
         return open_network(truth, facts.dtype)
@@ -134,11 +136,14 @@ def our_network(truth: OriginalData, compute: torch.dtype) -> Network:
     """Return our GPT-2 with the weights as the original's dtype rounds them."""
     model: Any = truth.facts.in_our_arithmetic("eager").to(compute)
 
-    def run(ids: Tensor) -> Tensor:
-        return model.head(model.hidden_states(ids))[0]
-
     def hidden(ids: Tensor) -> Tensor:
         return model.hidden_states(ids)[0]
+
+    def run(ids: Tensor, step: int) -> Tensor:
+        if "head" in vars(model):  # a mistake has put another one there
+            return model.head(model.hidden_states(ids))[0, :, ::step]
+        owner = model.wte if model.config.tie_word_embeddings else model.lm_head
+        return F.linear(hidden(ids), owner.weight[::step])
 
     def rounded() -> Network:
         return our_network(truth, truth.facts.dtype)

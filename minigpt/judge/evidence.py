@@ -16,7 +16,7 @@ from minigpt.errors import raised
 from minigpt.judge.mistakes import Mistake, Swaps
 from minigpt.judge.runners import reads_apart
 
-Run = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq vocab"]]
+Run = Callable[[Int[Tensor, "1 seq"], int], Float[Tensor, "seq columns"]]  # of every so manyth logit
 Hidden = Callable[[Int[Tensor, "1 seq"]], Float[Tensor, "seq embd"]]
 
 
@@ -44,11 +44,12 @@ class Network:
 
     Args:
         model: what the mistakes are put into.
-        run: computes its logits.
+        run: computes its logits, each or every so manyth.
         most: the longest text that it reads.
         rounded: opens the same model at the original's dtype; None if its weights stay in their files.
         hidden: computes what its head reads (T, C); None if that is not known.
         is_foreign: whether it is transformers' code, which may refuse a mistake; it gives NaN then.
+        quick: the same model in float32, if its rounding is no more than the noise; else None.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class Network:
         rounded: Callable[[], "Network"] | None = None,
         hidden: Hidden | None = None,
         is_foreign: bool = False,
+        quick: "Network | None" = None,
     ) -> None:
         self.model, self.run, self.most, self.hidden, self.rounded = model, run, most, hidden, rounded
-        self.is_foreign, self.reads_whole = is_foreign, reads_apart(model)
+        self.is_foreign, self.reads_whole, self.quick = is_foreign, reads_apart(model), quick
 
     def noise(self, mistakes: Sequence[Mistake], texts: Sequence[Evidence]) -> float:
         """Return the RMS error of the model at the dtype, with mistakes in both; 0 if it is not known."""
@@ -73,24 +75,24 @@ class Network:
         return sums.rms
 
     def logits(
-        self, mistakes: Sequence[Mistake], text: Evidence, rows: int | None = None
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return logits of a text, or of its first rows; NaN if the mistakes make it too long."""
+        self, mistakes: Sequence[Mistake], text: Evidence, rows: int | None = None, step: int = 1
+    ) -> Float[Tensor, "rows columns"]:
+        """Return every ``step``-th logit of a text, or of its first rows; NaN if the mistakes make it too long."""
         is_causal = not self.reads_whole and all(mistake.is_causal for mistake in mistakes)
         ids = text.ids[:, :rows] if is_causal else text.ids
         for mistake in mistakes:
             ids = mistake.ids(ids)
         if ids.shape[1] > self.most:
-            return torch.full_like(text.truth[:rows], torch.nan)
+            return torch.full_like(text.truth[:rows, ::step], torch.nan)
         try:
             with Swaps(text.new_from, text.padding) as swaps:
                 for mistake in sorted(mistakes, key=turn):
                     mistake.put(self.model, swaps)
-                logits = self.run(ids)
+                logits = self.run(ids, step)
         except raised():
             if not self.is_foreign or not mistakes:
                 raise
-            return torch.full_like(text.truth[:rows], torch.nan)
+            return torch.full_like(text.truth[:rows, ::step], torch.nan)
         return finished(mistakes, logits.to(text.truth.dtype), text, rows)
 
 

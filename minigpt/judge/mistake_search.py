@@ -4,7 +4,7 @@ T tokens, V vocabulary, N mistakes.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
@@ -17,6 +17,7 @@ from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.measures import precision_of
 from minigpt.judge.mistakes import Mistake, Part
 from minigpt.judge.mistakes.text import centred
+from minigpt.progress import Steps
 from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
 from minigpt.shape import Shape
 
@@ -44,7 +45,7 @@ class Limits:
     finals: int = 6  # mistakes that are compared on all texts, which takes longest
     bases: int = 2  # nearest mistakes on top of which the logits are changed or fitted
     pair_work: float = 1e11  # weights times tokens times pairs of the nearest mistakes: some minutes
-    kind_work: float = 3e11  # the same of pairs by kind, and of mistakes in one block alone
+    kind_work: float = 2e11  # the same of pairs by kind, and of mistakes in one block alone
     firsts: int = 5  # nearest mistakes with which others are tried
     added: int = 24  # pairs whose effects add up to the error best: a sum of effects is near that of both
     smallest_effect: float = 1 / 8  # of a second mistake alone, over what the first one leaves
@@ -93,19 +94,19 @@ class Screen:
     """Effects of mistakes on some rows of a text, up to ``end``, without the mean of each position."""
 
     def __init__(self, network: Network, text: Evidence, end: int) -> None:
-        self.network, self.text, self.end = network, text, end
-        columns = text.truth.shape[-1]
-        self.step = max(1, columns // LIMITS.columns)
-        self.right = self._flat(text.truth[:end])
-        self.error = (self._flat(text.logits[:end]) - self.right).float()
+        self.network, self.text, self.end = network.quick or network, text, end
+        self.step = max(1, text.truth.shape[-1] // LIMITS.columns)
+        truth, logits = (self._flat(whole[:end, :: self.step]) for whole in (text.truth, text.logits))
+        self.error = (logits - truth).float()
         self.known = ~self.error.isnan()
         self.error = self.error[self.known]
+        self.right = self._flat(self.network.logits((), text, end, self.step))
         self.effects: dict[Mistake, Tensor] = {}
         self.distances: dict[tuple[Mistake, ...], float] = {(): _rms(self.error)}
 
     def _flat(self, logits: Tensor) -> Tensor:
         rows = logits[max(0, self.end - LIMITS.rows) :]
-        return centred(rows)[:, :: self.step].flatten()  # a shift of all logits changes no probability
+        return centred(rows).flatten()  # a shift of all logits changes no probability
 
     def add(self, mistake: Mistake) -> None:
         """Put a mistake into the network."""
@@ -121,7 +122,7 @@ class Screen:
 
     def effect(self, mistakes: Sequence[Mistake]) -> Tensor:
         """Return what mistakes do to the truth."""
-        logits = self.network.logits(mistakes, self.text, self.end)
+        logits = self.network.logits(mistakes, self.text, self.end, self.step)
         difference = self._flat(logits) - self.right
         return difference[self.known].float().nan_to_num(torch.inf)
 
@@ -140,6 +141,11 @@ def _rms(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
+def is_possible(mistakes: tuple[Mistake, ...]) -> bool:
+    """Return whether mistakes can be put in together: where two move blocks, the second's numbers would be others."""
+    return len({*mistakes}) == len(mistakes) and sum(mistake.moves_blocks for mistake in mistakes) < 2
+
+
 class MistakeSearch:
     """A search for the mistakes that give a program's logits.
 
@@ -148,13 +154,12 @@ class MistakeSearch:
         texts: what the program read, the shortest first.
         longer: returns more texts, for what needs many positions.
         weights: how many numbers the model has.
-        say: called with a few words as a step begins.
+        say: called as a step begins, and for each mistake that is put into the network.
     """
 
     def __init__(
         self, network: Network, table: Iterable[Mistake], texts: Sequence[Evidence],
-        longer: Callable[[], list[Evidence]],
-        noise: Noise, weights: int, say: Callable[[str], None],
+        longer: Callable[[], list[Evidence]], noise: Noise, weights: int, say: Steps,
     ) -> None:  # fmt: skip
         self.network, self.texts, self.noise, self.say = network, texts, noise, say
         self.weights, self.longer = weights, longer
@@ -269,26 +274,37 @@ class MistakeSearch:
     def singles(self) -> list[Mistake]:
         """Mistakes within the network, the nearest first."""
         self.say("putting mistakes into the network")
-        screen = self.screen
-        before = Screen(self.network, screen.text, LIMITS.rows)
-        is_late = screen.end >= 2 * LIMITS.rows
-        for mistake in self.table:
-            if mistake.error or mistake.is_outside:
-                continue
-            if is_late and _rms(before.effect((mistake,))) > MOST_NOISE * self.noise.least:
-                continue  # it shows where the program is right
-            screen.add(mistake)
-        if not screen.effects:
-            return []
-        nearest = min(map(screen.distance, screen.effects))
-        if nearest > LIMITS.slack * MOST_NOISE * self.noise.least:
-            for mistake in self._roundings(screen.distance()):
+        screen, nearest = self.screen, list[Mistake]()
+        within = [mistake for mistake in self.table if not mistake.error and not mistake.is_outside]
+        if screen.end >= 2 * LIMITS.rows:
+            before, most = Screen(self.network, screen.text, LIMITS.rows), MOST_NOISE * self.noise.least
+            # the others show where the program is right
+            within = [mistake for mistake in within if not _rms(before.effect((mistake,))) > most]
+        tiers = [[mistake for mistake in within if mistake.rank == rank] for rank in (0, 1)]
+        tiers.append(self._roundings(screen.distance()))
+        total = sum(map(len, tiers))
+        for tier in tiers:
+            if tier is tiers[-1] and self._is_of_mistakes(nearest):
+                break
+            for mistake in self.say.each(tier, total, first=len(screen.effects) + 1, of="mistake"):
                 screen.add(mistake)
-        visible = []
-        for mistake, effect in screen.effects.items():
-            if LIMITS.invisible * self.noise.least < _rms(effect) < math.inf:
-                visible.append(mistake)
-        return sorted(visible, key=screen.distance)
+                if LIMITS.invisible * self.noise.least < _rms(screen.effects[mistake]) < math.inf:
+                    nearest.append(mistake)
+            nearest.sort(key=screen.distance)
+            if self._is_found([(mistake,) for mistake in nearest]):
+                break
+        return nearest
+
+    def _is_of_mistakes(self, singles: list[Mistake]) -> bool:
+        """Return whether one mistake gives most of the error, or two give all, so that no rounding need be tried."""
+        is_mostly_one = self.screen.distance() >= LIMITS.certain * self.screen.distance(*singles[:1])
+        pairs = [] if is_mostly_one else self._adding_up(singles)
+        return is_mostly_one or self._is_found(sorted(pairs, key=self._distance_of))
+
+    def _is_found(self, ranked: Sequence[tuple[Mistake, ...]]) -> bool:
+        """Return whether the nearest mistakes explain the error, on the screen and on all texts."""
+        most = LIMITS.slack * MOST_NOISE * self.noise.least
+        return bool(ranked) and self._distance_of(ranked[0]) <= most and self._is_explained(self._near(ranked))
 
     def _roundings(self, distance: float) -> list[Mistake]:
         """Return the roundings whose errors may be this large."""
@@ -307,30 +323,45 @@ class MistakeSearch:
         mistakes. With the nearest one every other is tried whose effect is about as large as what is left of the error.
         Those that people make together are tried whatever their effects are.
         """
-        singles = self.singles
-        if len(singles) < 2:
+        if len(self.singles) < 2:
             return []
         self.say("putting pairs of mistakes into the network")
-        added = self._added(singles)
-        numbers = list(combinations(range(len(singles)), 2))
-        firsts, seconds = torch.tensor(numbers).T
-        order = added[firsts, seconds].argsort()[: LIMITS.added].tolist()
-        tried: dict[tuple[Mistake, ...], None] = {}
-        for number in order:
-            first, second = numbers[number]
-            self._try_with(singles[first], [singles[second]], tried)
+        ranked: list[tuple[Mistake, ...]] = []
+        for stage in self._stages():
+            for mistakes in self.say.each(stage, len(stage), of="pair"):
+                if is_possible(mistakes) and not {mistakes, mistakes[::-1]} & {*ranked}:
+                    self._distance_of(mistakes)
+                    ranked.append(mistakes)
+            ranked.sort(key=self._distance_of)
+            if self._is_found(ranked):
+                break
+        return ranked
+
+    def _stages(self) -> Iterator[list[tuple[Mistake, ...]]]:
+        """Yield pairs, the likeliest first."""
+        singles, added = self.singles, self._added(self.singles)
+        yield self._adding_up(singles)
         most = max(1, min(LIMITS.firsts, self._most(LIMITS.pair_work) // LIMITS.added))
+        with_nearest: list[tuple[Mistake, ...]] = []
         for number in range(min(most, len(singles))):
             others = added[number].argsort()[: LIMITS.added].tolist()
-            self._try_with(singles[number], [singles[other] for other in others], tried)
-        nearest = singles[0]
-        left = self.screen.distance(nearest)
-        others = [other for other in singles if not other.error and self._may_leave(other, left)]
-        self._try_with(nearest, [*others, *self._roundings(left)], tried)
-        for mistakes in self._made_together()[: self._most(LIMITS.kind_work)]:
-            if mistakes[::-1] not in tried:
-                tried[mistakes] = None
-        return sorted(tried, key=self._distance_of)
+            with_nearest += [(singles[number], singles[other]) for other in others]
+        yield with_nearest
+        nearest, left = singles[0], self.screen.distance(singles[0])
+        others = [singles[other] for other in added[0].argsort().tolist()]
+        others = [other for other in others if not other.error and self._may_leave(other, left)]
+        yield [(nearest, other) for other in [*others[: self._most(LIMITS.kind_work)], *self._roundings(left)]]
+        yield self._made_together()[: self._most(LIMITS.kind_work)]
+
+    def _adding_up(self, singles: list[Mistake]) -> list[tuple[Mistake, ...]]:
+        """Return the pairs whose effects add up to the error best."""
+        pairs = list(combinations(range(len(singles)), 2))
+        if not pairs:
+            return []
+        firsts, seconds = torch.tensor(pairs).T
+        nearest = self._added(singles)[firsts, seconds].argsort()[: LIMITS.added].tolist()
+        together = [(singles[pairs[number][0]], singles[pairs[number][1]]) for number in nearest]
+        return [pair for pair in together if is_possible(pair)]
 
     def _made_together(self) -> list[tuple[Mistake, ...]]:
         """Return mistakes of the parts that people get wrong together."""
@@ -339,13 +370,6 @@ class MistakeSearch:
             members = [[mistake for mistake in self.table if mistake.part is part] for part in parts]
             together += product(*members)
         return together
-
-    def _try_with(self, first: Mistake, others: Sequence[Mistake], tried: dict[tuple[Mistake, ...], None]) -> None:
-        """Add pairs with a first mistake to those that are tried."""
-        for second in others:
-            both_move_blocks = first.moves_blocks and second.moves_blocks  # the numbers of the second would be others
-            if second is not first and (second, first) not in tried and not both_move_blocks:
-                tried[first, second] = None
 
     def _may_leave(self, mistake: Mistake, distance: float) -> bool:
         """Return whether a mistake's effect is about as large as a distance."""
@@ -418,14 +442,19 @@ class MistakeSearch:
         return self.predictions[mistakes]
 
     def _outside(self, base: Prediction, *, is_fitted: bool) -> list[Prediction]:
-        """Return predictions with what may be done to the logits of another one. The network need not compute."""
+        """Return nearer predictions with what may be done to the logits of another one.
+
+        The network need not compute.
+        """
         predictions = []
         for mistake in self.table:
             if mistake.is_outside and is_fitted == (mistake.fit is not None):
                 logits = [
                     finished([mistake], logits, text) for text, logits in zip(self.texts, base.logits, strict=True)
                 ]
-                predictions.append(Prediction((*base.mistakes, mistake), self.texts, logits))
+                prediction = Prediction((*base.mistakes, mistake), self.texts, logits)
+                if prediction.distance < base.distance:
+                    predictions.append(prediction)
         return predictions
 
     # Whether it is certain

@@ -20,6 +20,7 @@ from minigpt.judge.mistakes.norms import FormulaNorm, wrong_norms
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
 from minigpt.norms.formulas import CURES, tables
 from minigpt.norms.registry import KINDS
+from minigpt.progress import Steps
 from minigpt.report.parity_report import ParityReport
 from minigpt.report.sentences import diagnosis_lines, precision_line, sentences
 from minigpt.shape import Shape
@@ -122,9 +123,9 @@ def test_two_mistakes_that_move_blocks_are_not_put_in_together() -> None:
     ids = random_ids(1, 12)
     truth = model(ids)[0]
     noise = Noise(1e-6, 1.0, {})
-    network = Network(model, lambda ids: model(ids)[0], model.config.n_positions)
+    network = Network(model, lambda ids, step: model(ids)[0][:, ::step], model.config.n_positions)
     text = Evidence(ids, truth + torch.randn_like(truth), truth)
-    search = MistakeSearch(network, mistakes_of(model), [text], lambda: [], noise, 1, lambda step: None)
+    search = MistakeSearch(network, mistakes_of(model), [text], lambda: [], noise, 1, Steps(None))
     moving = [mistake for mistake in search.table if mistake.moves_blocks]
     assert len(moving) > 3
     for mistake in (*moving, search.table[0]):
@@ -167,7 +168,7 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
     assert report.precision is not None
     assert report.precision.like == "bfloat16"
     print(f"{report.precision.ratio:.3g} times transformers' own at bfloat16")
-    assert precision_line(report)[0].endswith("at bfloat16: it computes in bfloat16.")
+    assert precision_line(report)[0].startswith("The candidate computes in bfloat16: ")
 
 
 ANNOTATED = {"ddof": 1, "eps_outside": True, "eps": 1e-6}  # the norm of the Annotated Transformer

@@ -189,14 +189,14 @@ def no_mlp(block: Any, x: Tensor) -> Tensor:
 # Which blocks there are
 
 
-def ordered(words: str, order: Sequence[int]) -> Mistake:
+def ordered(words: str, order: Sequence[int], rank: int = 0) -> Mistake:
     """Return a mistake in the order of the blocks."""
 
     def put(model: Any, swaps: Swaps) -> None:
         blocks = [model.h[layer] for layer in order]
         swaps.set(model, "h", nn.ModuleList(blocks))
 
-    return Mistake(words, put, moves_blocks=True)
+    return Mistake(words, put, moves_blocks=True, rank=rank)
 
 
 @OF_GPT2.add
@@ -218,13 +218,13 @@ def wrong_orders(config: Any) -> Iterator[Mistake]:
     if by_name != layers:
         yield ordered("the blocks in the order of their names: h.1, h.10, h.11, h.2", by_name)
     for layer in layers:
-        yield ordered(f"block {layer} twice", [*layers[: layer + 1], *layers[layer:]])
+        yield ordered(f"block {layer} twice", [*layers[: layer + 1], *layers[layer:]], rank=1)
     for layer in layers[1:-1]:
-        yield ordered(f"block {layer} missing", [*layers[:layer], *layers[layer + 1 :]])
+        yield ordered(f"block {layer} missing", [*layers[:layer], *layers[layer + 1 :]], rank=1)
     for layer in layers[1:]:
         exchanged = [*layers]
         exchanged[layer - 1], exchanged[layer] = layer, layer - 1
-        yield ordered(f"blocks {layer - 1} and {layer} exchanged", exchanged)
+        yield ordered(f"blocks {layer - 1} and {layer} exchanged", exchanged, rank=1)
 
 
 @mistake("no last norm", part=Part.LAST_NORM)
