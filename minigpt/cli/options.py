@@ -167,9 +167,12 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 
 def _groups_of(sections: Mapping[str, Collection[str]]) -> dict[str, str]:
     """Return the group of each option that has one, in the order of the help."""
-    titled: list[tuple[str, Iterable[str]]] = [("The model", MAIN), *sections.items()]
-    titled += [("How tokens are chosen", DRAWING), ("What is written", SETTINGS)]
-    titled += [("Output", OF_OUTPUT), ("How the model is opened", RECIPE)]
+    titled: list[tuple[str, Iterable[str]]] = [("The model", MAIN)]
+    titled.extend(sections.items())
+    titled.append(("How tokens are chosen", DRAWING))
+    titled.append(("What is written", SETTINGS))
+    titled.append(("Output", OF_OUTPUT))
+    titled.append(("How the model is opened", RECIPE))
     groups: dict[str, str] = {}
     for title, names in titled:
         for name in names:
@@ -313,10 +316,12 @@ def with_values(words: list[str]) -> list[str]:
     for index, word in enumerate(words):
         after, beyond = ended[index + 1 : index + 3]
         is_option = after.startswith("-") and after != "-"
-        is_file = after == "-" or after.endswith(".json") or words[0] not in ("generate", "info")
+        may_be_file = True
         if compares:
-            is_file = after.startswith("-") or beyond.startswith("-")
-        if word == "--json" and not is_option and not is_file:
+            may_be_file = after == "-" or beyond.startswith("-")
+        elif words[0] in ("generate", "info"):
+            may_be_file = after == "-" or after.endswith(".json")
+        if word == "--json" and not is_option and not may_be_file:
             message = f"must be --json=FILE, or --json=- to print, before a word that is no option, got --json {after}"
             raise ConfigError(message, argument="json")
         if word in bare and is_option:

@@ -53,8 +53,11 @@ def csv_of(reports: Sequence[ReportFields]) -> str:
     """Return a line of CSV for each report. The figures have the names that the JSON gives them, and a study's CSV."""
     lines = []
     for report in reports:
-        line = {"model": report.model, "norm": report.norm, "sites": ",".join(report.sites), "dtype": report.dtype}
-        line |= {"verdict": report.verdict, "outcome": report.outcome, "ratio": _noise_ratio(report)}
+        line: dict[str, object] = {}
+        for name in ("model", "norm", "sites", "dtype", "verdict", "outcome"):
+            line[name] = getattr(report, name)
+        line["sites"] = ",".join(report.sites)
+        line["ratio"] = _noise_ratio(report)
         line |= asdict(report.distribution)
         del line["worst"]
         lines.append(line)
