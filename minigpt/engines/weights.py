@@ -24,6 +24,7 @@ PLACES = {  # of a weight, its scale and its zero among the inputs of ONNX's qua
 }
 IN_BLOCKS = {"GatherBlockQuantized": 0, "MatMulNBits": 1}  # the place of a weight with a scale for each block of a row
 OF_INTEGERS = ", times inputs in 8 bits"  # of a weight in ONNX that is multiplied as integers
+STEPS_BEHIND = 4  # nodes behind a product of integers, among which is its scale
 CT2_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 CT2_VERSIONS = range(4, 7)
 
@@ -135,8 +136,8 @@ class OnnxGraph:
 
     def _scale_behind(self, node: Any) -> np.ndarray | None:
         """Return the scale of a weight that multiplies a product of integers, by itself or with the inputs' own."""
-        while self.consumers.get(node.output[0]):
-            node = self.consumers[node.output[0]][0]
+        for _ in range(STEPS_BEHIND):
+            node = self.consumers.get(node.output[0], [node])[0]
             if node.op_type != "Mul":
                 continue
             for name in node.input:
@@ -180,7 +181,8 @@ def _scaled(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray | Non
     values = weight.astype(np.float32)
     if zero is not None:
         values -= zero.astype(np.float32)
-    return values * scale.astype(np.float32), f"{kind}, {'one scale' if scale.size == 1 else 'a scale for each row'}"
+    values *= np.broadcast_to(scale.astype(np.float32), values.shape)
+    return values, f"{kind}, {'one scale' if scale.size == 1 else 'a scale for each row'}"
 
 
 def _of_openvino(file: Path) -> Iterator[Constant]:

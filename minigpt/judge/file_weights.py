@@ -25,10 +25,11 @@ from minigpt.checkpoint.contents import (
 from minigpt.checkpoint.gguf import LINEAR_WEIGHTS, types_of
 from minigpt.checkpoint.pretrained import tensors_of
 from minigpt.engines.weights import Constant, constants_of
-from minigpt.errors import ConfigError
+from minigpt.errors import CheckpointError, ConfigError, listing
 from minigpt.files import TemporaryFolder
 
 HEAD = "lm_head.weight"
+MOST_SAID = 5  # sentences on tensors
 SAMPLED = 4096  # values of a tensor by which its partner is searched
 FAR = 0.7  # of its size: two bits a weight move a tensor by 0.35, and another tensor of its size is 1.4 away
 BLOCK = 32  # values
@@ -91,11 +92,14 @@ def weights_of(file: str | Path, original: str | Path | None = None) -> FileWeig
         tensors[name], types[name] = values.clone(memory_format=torch.contiguous_format), kind
     if HEAD in partners and HEAD not in expected:
         config["tie_word_embeddings"] = False
+    alone: list[str] = []
     for name in sorted(expected.keys() - partners.keys()):
-        values = expected[name].unique()
-        if values.tolist() in ([0], [1]):  # which adds nothing, or multiplies by 1: programs leave it out
-            continue
-        strange.append(f"{name} of the original has no partner in the file, and is taken from the original")
+        if expected[name].unique().tolist() not in ([0], [1]):  # programs leave out what changes nothing
+            alone.append(name)
+    if not partners:
+        raise CheckpointError(f"{file} has none of the tensors of {original}")
+    if alone:
+        strange.append(f"of the original, {listing(alone)} has no partner in the file, and is taken from the original")
     folder = TemporaryFolder("weights")
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
         if (files.folder / name).is_file():
@@ -201,14 +205,14 @@ def strange_tensors(
     Args:
         types: how each is stored.
     """
-    strange: list[str] = []
+    strange: list[tuple[float, str]] = []
     for name, tensor in expected.items():
         if name not in tensors or tensors[name].shape != tensor.shape:
-            strange.append(f"the file has no {name} of the original's shape, {tuple(tensor.shape)}")
+            strange.append((math.inf, f"the file has no {name} of the original's shape, {tuple(tensor.shape)}"))
             continue
         moved = away(tensors[name], tensor)
         if moved >= FAR:
-            strange.append(f"{name} of the file is not the original's: {moved:.2g} of its size away")
+            strange.append((moved, f"{name} of the file is not the original's: {moved:.2g} of its size away"))
             continue
         rows, own = tensor, tensors[name]
         if name.endswith(LINEAR_WEIGHTS):  # (in, out)
@@ -218,11 +222,16 @@ def strange_tensors(
         most = ROUNDED.get(types.get(name, "").lower().replace("float", "f"), FAR_BLOCK + 4 * median)
         far = int((moves > most).sum())
         if far:
-            strange.append(
+            said = (
                 f"{far:,} of {len(moves):,} blocks in {name} of the file are not the original's: up to "
                 f"{moves.max().item():.2g} of their size away, where half of all are {median:.2g} away at most"
             )
-    return strange
+            strange.append((moved, said))
+    strange.sort(key=lambda pair: -pair[0])
+    said = [sentence for _, sentence in strange[:MOST_SAID]]
+    if len(strange) > MOST_SAID:
+        said.append(f"{len(strange) - MOST_SAID} more of {len(expected)} tensors of the file are not the original's")
+    return said
 
 
 def _moves_of_blocks(tensor: Tensor, expected: Tensor) -> Float[Tensor, " blocks"]:

@@ -224,3 +224,53 @@ def test_weights_of_ctranslate2(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=f"the weights of {broken} cannot be read: .*{said}"):
             constants_of(broken)
+
+
+def initializer(name: str, values: np.ndarray) -> Any:
+    return onnx.numpy_helper.from_array(values, name)
+
+
+HOSTILE: dict[str, tuple[list[Any], str]] = {  # nodes, and what is said
+    "a scale of another shape": (
+        [("QLinearMatMul", ["x", "one", "one", "a", "s", "one", "one", "one"], ["z"])],
+        "non-broadcastable|could not be broadcast|broadcast",
+    ),
+    "a circle": ([("MatMulInteger", ["x", "a"], ["z"]), ("Cast", ["z"], ["z"])], "a weight of int8 has no scale"),
+    "of three bits": ([("MatMulNBits", ["x", "a", "s"], ["z"])], "MatMulNBits of 3 bits in this form is not known"),
+    "more than it holds": ([("Reshape", ["one", "shape"], ["y"])], "cannot reshape"),
+    "nothing": ([("Add", ["x", "x"], ["y"])], "has none of the tensors of"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_onnx_files_are_one_sentence(case: str, place: Path, tmp_path: Path) -> None:
+    nodes, message = HOSTILE[case]
+    values = {
+        "one": np.ones((1, 1), np.float32),
+        "a": np.ones((2**17, 1), np.int8),
+        "s": np.ones((1, 2**17), np.float32),
+        "shape": np.array([2**20, 2**20]),
+    }
+    made = []
+    for kind, inputs, outputs in nodes:
+        how = {"bits": 3, "block_size": 32} if kind == "MatMulNBits" else {}
+        made.append(onnx.helper.make_node(kind, inputs, outputs, **how))
+    graph = onnx.helper.make_graph(made, "g", [], [], [initializer(*pair) for pair in values.items()])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "hostile.onnx")
+    with pytest.raises(CheckpointError, match=message) as raised:
+        weights_of(tmp_path / "hostile.onnx", place)
+    assert "\n" not in str(raised.value)
+
+
+def test_weights_outside_of_the_folder_are_not_read(place: Path, tmp_path: Path) -> None:
+    outside = initializer("w", np.ones(4, np.float32))
+    (tmp_path / "secret").write_bytes(outside.raw_data)
+    outside.ClearField("raw_data")
+    outside.data_location = onnx.TensorProto.EXTERNAL
+    entry = outside.external_data.add()
+    entry.key, entry.value = "location", "../secret"
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [], [], [outside])
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside/g.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    with pytest.raises(CheckpointError, match=r"the weights of .*g\.onnx cannot be read: .*outside"):
+        weights_of(tmp_path / "inside/g.onnx", place)
