@@ -149,7 +149,7 @@ def parity(
             read.save(record)
         asked: dict[str, Any] = dict(budget=budget, diagnose=diagnose or None)
         if outputs is not None:
-            judged = [read.judge_outputs(outputs, **asked)]
+            judged = [read.judge_outputs(outputs, **asked, progress=say)]
         elif opened is not None:
             judged = _judge(read, [opened], say, as_file=as_file, sensitivity=sensitivity, **asked)
         elif _only_records(given):

@@ -12,6 +12,7 @@ from helpers import random_ids, small_model
 from torch import Tensor
 
 import minigpt
+from minigpt.judge.diagnosis import open_network
 from minigpt.judge.evidence import Evidence, Network, Prediction
 from minigpt.judge.measures import precision_of
 from minigpt.judge.mistake_search import MistakeSearch, Noise
@@ -359,6 +360,39 @@ def test_no_mistake_of_a_right_program_is_named() -> None:
     for name, make in planted.right_programs(original.truth.facts.place):
         report = original.judge(make(), diagnose=True)
         assert not report.diagnosis, (name, report.diagnosis)
+
+
+def test_the_progress_of_a_diagnosis_moves_with_each_mistake(
+    original: minigpt.Original, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigpt.progress.FIRST_SECONDS", 0.0)
+    program = planted.Program(original.truth.facts.place, act="relu")
+    said: list[tuple[str, float]] = []
+    original.judge(lambda ids: program(ids), progress=lambda step, done: said.append((step, done)))
+    shares = [done for step, done in said if step.startswith("putting mistakes into the network: mistake ")]
+    assert len(shares) > 100
+    assert shares == sorted({*shares})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@torch.no_grad()
+def test_the_screen_computes_what_it_compares_as_exactly_as_the_noise_needs(folder: Path, dtype: str) -> None:
+    original = minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, device="cpu", dtype=dtype)
+    network = open_network(original.truth)
+    assert (network.quick is None) == (dtype == "float64")
+    truth = original.truth.logits(original.truth.texts.prompts[0])
+    text = Evidence(torch.tensor([original.truth.texts.prompts[0].ids]), truth, truth)
+    scale, floor = original.truth.floor.prompts.scale, original.truth.floor.prompts.rms
+    for mistake in mistakes_of(network.model):
+        if mistake.rank == 0 and not mistake.is_outside and not mistake.error:
+            whole = network.logits((mistake,), text)[:, ::7]
+            part = network.logits((mistake,), text, step=7)
+            assert torch.allclose(part, whole, rtol=1e-9, atol=1e-9, equal_nan=True), mistake.words
+            if network.quick is not None:
+                quick = network.quick.logits((mistake,), text, step=7)
+                error = (quick - whole)[~whole.isnan()].square().mean().sqrt()
+                size = max(1.0, float(whole.nan_to_num().square().mean().sqrt()) / scale)
+                assert error <= 30 * floor * size, (mistake.words, error, floor)
 
 
 def test_a_token_outside_of_the_vocabulary_begins_no_text() -> None:
