@@ -86,7 +86,7 @@ RIGHT: dict[str, Any] = {
     "eps": None, "one_plus": None, "tiled": False, "heads": 1, "tie": None, "no_bias": (), "order": "qkv",
     "gate_up": False, "transposed": (), "head_norms": "right", "last_norm": True, "wiring": None, "experts": "right",
     "top": None, "embedding": None, "residual": None, "logits_scaling": None, "split": "right", "mask": True,
-    "weights": None, "returned": None, "long": None, "post_norms": True, "shared": True, "cache": None,
+    "weights": None, "returned": None, "long": None, "post_norms": True, "shared": True, "softmax_axis": -1, "window_layers": None,
 }  # fmt: skip
 
 
@@ -222,6 +222,13 @@ class Port:
         by_name = {"q": q, "k": k, "v": v}
         return [by_name[part] for part in self.s["order"]]
 
+    def split(self, x: Tensor) -> Tensor:
+        """(T, H D) -> (T, H, D)."""
+        heads = x.view(len(x), -1, self.size)
+        if self.s["split"] in ("reshaped", "merged"):
+            return x.reshape(heads.shape[1], len(x), self.size).transpose(0, 1)
+        return heads
+
     def attention(self, x: Tensor, layer: int) -> Tensor:
         s, c = self.s, self.c
         name = f"layers.{layer}.{'attention' if self.is_neox else 'self_attn'}"
@@ -240,7 +247,7 @@ class Port:
             squares = wide.square().mean((-2, -1) if over_all else -1, keepdim=True)
             return (wide * torch.rsqrt(squares + c["rms_norm_eps"]) * weight).to(y.dtype)
 
-        q, k, v = q.view(len(x), -1, self.size), k.view(len(x), -1, self.size), v.view(len(x), -1, self.size)
+        q, k, v = (self.split(part) for part in (q, k, v))
         if s["head_norms"] == "after":
             q, k = self.rotated(q, k, layer)
             q, k = normed(q, "q"), normed(k, "k")
@@ -260,13 +267,17 @@ class Port:
             scores = cap * torch.tanh(scores / cap)
         place = torch.arange(len(x))
         apart = place[:, None] - place
-        seen = apart >= 0 if s["mask"] else torch.ones_like(apart, dtype=torch.bool)
+        seen = apart >= {True: 0, "next": -1, False: -len(x)}[s["mask"]]
         window = s["window"] or c.get("sliding_window")
         if window and self.slides(layer):
             seen &= apart < window
         scores = scores.masked_fill(~seen, -math.inf)
-        weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, -1).to(v.dtype)
-        y = torch.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
+        weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, s["softmax_axis"])
+        weights = weights.nan_to_num().to(v.dtype)
+        y = torch.einsum("hqk,khd->qhd", weights, v)
+        if s["split"] == "merged":
+            y = y.transpose(0, 1)
+        y = y.reshape(len(x), -1)
         return self.linear(y, f"{name}.{'dense' if self.is_neox else 'o_proj'}")
 
     def types(self) -> list[str]:
@@ -275,6 +286,8 @@ class Port:
         return change(types) if change else types
 
     def slides(self, layer: int) -> bool:
+        if self.s["window_layers"] is not None:
+            return layer % 2 == self.s["window_layers"]
         return self.types()[layer].startswith("sliding")
 
     def rope(self, layer: int) -> dict[str, Any]:
@@ -442,6 +455,12 @@ def single_plants() -> Iterator[Plant]:
     yield "llama", "sign of the sine", {"turn": "back"}
     yield "llama", "queries rotated, and keys not", {"turn": "queries"}
     yield "llama", "no causal mask", {"mask": False}
+    yield "llama", "sees the next", {"mask": "next"}
+    yield "llama", "softmax over the queries", {"softmax_axis": -2}
+    yield "llama", "heads split by a reshape", {"split": "reshaped"}
+    yield "qwen2", "heads split by a reshape", {"split": "merged"}
+    yield "mistral", "every second layer, from the first", {"window_layers": 0}
+    yield "gemma2", "the 1 added twice", {"one_plus": 2}
     yield "llama", "1 + weight", {"one_plus": True}
     yield "llama", "eps 0.001", {"eps": 1e-3}
     yield "llama", "k and v exchanged", {"order": "qvk"}

@@ -98,6 +98,9 @@ def in_attention(**steps: Step) -> Put:
     return put
 
 
+OF_SCORES: list[tuple[str, dict[str, Step], dict[str, Any]]] = []  # words, steps, and what else is known of a mistake
+
+
 def step(
     name: str, words: str, *, is_causal: bool = True, cure: str = "", **others: Callable[..., Any]
 ) -> Callable[[Step], Step]:
@@ -106,14 +109,15 @@ def step(
     Args:
         others: steps that are replaced too.
     """
-    return mistake(
-        words,
-        family=words,
-        is_causal=is_causal,
-        cure=cure,
-        part=Part.MASK if name == "hide" else None,
-        into=lambda function: in_attention(**{name: function}, **others),
-    )
+    about = {"family": words, "is_causal": is_causal, "cure": cure, "part": Part.MASK if name == "hide" else None}
+
+    def add(function: Step) -> Step:
+        steps = {name: function, **others}
+        if steps.keys() <= {"hide", "weigh", "finish"}:
+            OF_SCORES.append((words, steps, about))
+        return mistake(words, into=lambda function: in_attention(**{name: function}, **others), **about)(function)
+
+    return add
 
 
 # How queries, keys, values and heads are split and merged

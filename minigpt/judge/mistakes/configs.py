@@ -182,6 +182,12 @@ HALVES = "rotary pairs of halves, (i, i + D / 2), in place of neighbours, (2 i, 
 # Windows
 
 
+def window_of(config: Any) -> int | None:
+    """Return how many tokens a token sees in some layer; None if it sees all before it."""
+    windows = [getattr(config, name, None) for name in WINDOWS]
+    return next((window for window in windows if isinstance(window, int) and 1 < window < FAR), None)
+
+
 @OF_OTHER.add
 def wrong_windows(model: Any) -> Iterator[Mistake]:
     """Yield mistakes in how far tokens see, and in which layers."""

@@ -72,6 +72,8 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
                 parts = getattr(norm, "parts", None) or right_parts(own.kind, own.eps or 0.0)
                 swaps.set(parent, name, FormulaNorm(norm, own.adds_one, {**parts, table: part}))
 
+        if first.adds_one and words == AS_ONE_PLUS:
+            words = "the scale as 2 + weight: the 1 added twice"
         about: dict[str, Any] = {"family": words, "cure": CURES.get(words, ""), "rank": len(sites) < len(known)}
         if len(sites) == len(known) and (about["cure"] or table == "eps"):
             about["part"] = PARTS.get(table)
@@ -79,7 +81,9 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
 
     first = next(iter(known.values()))
     by_table = tables(first.kind, first.eps or 0.0, rare=False)
-    untried = {"", OVER_SEQUENCE, AS_ONE_PLUS if first.adds_one else AS_WEIGHT}
+    untried = {"", OVER_SEQUENCE}
+    if not first.adds_one:
+        untried.add(AS_WEIGHT)
     if all(getattr(norms[site], "bias", None) is None for site in known):
         untried |= {*OF_SHIFT}
     for name, table in by_table.items():

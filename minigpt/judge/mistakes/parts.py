@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from minigpt.errors import raised
 from minigpt.host import host_of
-from minigpt.judge.mistakes.attention import EXCHANGED, ORDERS, PLACE
+from minigpt.judge.mistakes.attention import EXCHANGED, OF_SCORES, ORDERS, PLACE, SPLIT_BY_RESHAPE, STEPS, score
 from minigpt.judge.mistakes.blocks import WIRINGS
 from minigpt.judge.mistakes.changed import call_instead, calls, code_of
-from minigpt.judge.mistakes.configs import HALVES, NEIGHBOURS, NORMALIZED, NOT_NORMALIZED, ropes
-from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake, Swaps
+from minigpt.judge.mistakes.configs import HALVES, NEIGHBOURS, NORMALIZED, NOT_NORMALIZED, ropes, window_of
+from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake, Part, Swaps
 from minigpt.judge.mistakes.norms import places_of
 from minigpt.judge.mistakes.rounding import HALF_FORMATS, Rounds
 from minigpt.norms.formulas import formula, right_parts
@@ -27,6 +27,7 @@ from minigpt.norms.record import NormSite
 from minigpt.norms.registry import KINDS
 
 ROTATE = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
+NO_MASK = "no causal mask"
 ATTEND = "ALL_ATTENTION_FUNCTIONS"
 SCALES = ("scaling", "scale_attn", "inv_norm_factor", "norm_factor", "softmax_scale")
 NORMS_OF_HEADS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
@@ -223,6 +224,66 @@ def attend_rounded(
     return right(module, q, rounds(k), rounds(v), *rest, **options)
 
 
+def attend_by_steps(
+    right: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *rest: Any, steps: Any, **options: Any
+) -> Any:
+    """Attend to a whole text in steps, as a GPT-2 does; a window must be longer."""
+    times = q.shape[1] // k.shape[1]
+    scores = score(q, k.repeat_interleave(times, 1), options.get("scaling") or q.shape[-1] ** -0.5)
+    if cap := options.get("softcap"):
+        scores = cap * torch.tanh(scores / cap)
+    steps = STEPS | steps
+    weights = steps["finish"](steps["weigh"](steps["hide"](scores)))
+    return (weights @ v.repeat_interleave(times, 1)).transpose(1, 2).contiguous(), weights
+
+
+def attend_farther(
+    right: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *rest: Any, layers: int, **options: Any
+) -> Any:
+    """See all of a text in every second layer, in place of a window."""
+    if module.layer_idx % 2 == layers:
+        seq = q.shape[2]
+        mask = torch.full((1, 1, seq, seq), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device).triu(1)
+    return right(module, q, k, v, mask, *rest, **options)
+
+
+def reshaped(x: Tensor) -> Tensor:
+    """Read (B, T, H, D) as (B, H, T, D), or the other way round."""
+    return x.transpose(1, 2).reshape(x.shape)
+
+
+def split_by_reshape(model: Any, swaps: Swaps, *, merges: bool) -> None:
+    name, _ = rotate_of(model)
+
+    def turn(right: Any, q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Any:
+        return right(reshaped(q), reshaped(k), *rest, **options)
+
+    def attend(right: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
+        y, weights = right(module, q, k, reshaped(v), *rest, **options)
+        return reshaped(y) if merges else y, weights
+
+    for module in attentions(model):
+        call_instead(module, swaps, name, lambda right: partial(turn, right))
+        call_instead(module, swaps, ATTEND, lambda right: Attending(right, attend))
+
+
+@OF_OTHER.add
+def wrong_steps(model: Any) -> Iterator[Mistake]:
+    """Yield mistakes in mask and softmax, and in how heads are split, of a model with rotary positions."""
+    if not rotate_of(model)[0]:
+        return
+    for merges in (False, True):
+        yield Mistake(SPLIT_BY_RESHAPE, partial(split_by_reshape, merges=merges), is_causal=False)
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None) or ["one"]
+    for words, steps, about in OF_SCORES:
+        if words != NO_MASK:
+            yield attending(words, partial(attend_by_steps, steps=steps), **about)
+    if window_of(config) is not None and len({*types}) == 1:
+        yield attending("a sliding window in every second layer, from the first on", partial(attend_farther, layers=1))
+        yield attending("a sliding window in every second layer, from the second on", partial(attend_farther, layers=0))
+
+
 @OF_OTHER.add
 def wrong_attention(model: Any) -> Iterator[Mistake]:
     """Yield mistakes in grouped heads, the mask, the factor of the scores, and the precision of keys and values."""
@@ -234,7 +295,7 @@ def wrong_attention(model: Any) -> Iterator[Mistake]:
     if groups is not None and 1 < groups < heads:
         cure = "Let query head h read key head h // (heads / groups) in place of h % groups."
         yield attending("heads of keys and values tiled in place of repeated", attend_tiled, cure=cure)
-    yield attending("no causal mask", attend_to_all, is_causal=False)
+    yield attending(NO_MASK, attend_to_all, is_causal=False, part=Part.MASK)
     width, size = config.hidden_size, getattr(modules[0], "head_dim", None) or config.hidden_size // heads
     scale = getattr(modules[0], "scaling", size**-0.5)
     scales = {  # the first words of a number stay
@@ -247,7 +308,7 @@ def wrong_attention(model: Any) -> Iterator[Mistake]:
     scales.setdefault((width / heads) ** -0.5, "scores scaled by 1 / sqrt(n_embd / n_head)")
     for other, words in scales.items():
         if not math.isclose(other, scale):
-            yield attending(words, partial(attend_scaled, times=other / scale))
+            yield attending(words, partial(attend_scaled, times=other / scale), part=Part.SCALE)
     for form, rounds, error in HALF_FORMATS:
         yield attending(f"keys and values rounded to {form}", partial(attend_rounded, rounds=rounds), error=error)
 
@@ -388,7 +449,9 @@ def wrong_blocks(model: Any) -> Iterator[Mistake]:
 
                 swaps.set(block, "forward", forward)
 
-        yield Mistake(words.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm"), put)
+        yield Mistake(
+            words.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm"), put, part=Part.WIRING
+        )
 
 
 def routing(words: str, weigh: Callable[[Tensor, Tensor], Tensor]) -> Mistake:
