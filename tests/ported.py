@@ -86,7 +86,8 @@ RIGHT: dict[str, Any] = {
     "eps": None, "one_plus": None, "tiled": False, "heads": 1, "tie": None, "no_bias": (), "order": "qkv",
     "gate_up": False, "transposed": (), "head_norms": "right", "last_norm": True, "wiring": None, "experts": "right",
     "top": None, "embedding": None, "residual": None, "logits_scaling": None, "split": "right", "mask": True,
-    "weights": None, "returned": None, "long": None, "post_norms": True, "shared": True, "softmax_axis": -1, "window_layers": None,
+    "weights": None, "returned": None, "long": None, "post_norms": True, "shared": True,
+    "softmax_axis": -1, "window_layers": None,
 }  # fmt: skip
 
 

@@ -59,6 +59,8 @@ def explain(
         return Causes(precision=precision, notes=[f"{error}."])
     precision = precision if may_be_rounded else None
     clues = [] if diagnosis or is_near(precision) else find_clues(truth, runner, figures)
+    if truth.facts.offload:
+        clues.append("The weights stay in their files: no mistake in attention, MLP or positions was tried.")
     return Causes(precision=precision, diagnosis=diagnosis, notes=clues)
 
 

@@ -50,7 +50,7 @@ def find_mistakes(
     """
     if not truth.facts.place.exists():
         raise DiagnosisError(f"The diagnosis needs the original at {truth.facts.place}, which is no longer there")
-    say("opening the network in float64")
+    say("opening the network")
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
     shortest = sorted(truth.texts.prompts, key=lambda text: len(text.ids))

@@ -105,3 +105,8 @@ def test_a_model_whose_weights_stay_in_their_files_has_no_mistakes_in_its_module
     rotary = "no rotary positions"
     assert rotary in {mistake.words for mistake in mistakes_of(load_with_transformers(tmp_path))}
     assert rotary not in {mistake.words for mistake in mistakes_of(load_with_transformers(tmp_path, memory=0))}
+    original = minigpt.Original(tmp_path, prompts=ported.PROMPTS, device="cpu", memory=0)
+    found = original.judge(ported.Port(tmp_path, returned="log"), diagnose=True)
+    assert found.diagnosis is not None
+    assert [one.mistake for one in found.diagnosis] == ["log-probabilities in place of logits"]
+    assert any("no mistake in attention" in note for note in found.notes)
