@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from minigpt.conformance import backward, probes
-from minigpt.conformance.behaviour import mixed_precision
-from minigpt.conformance.case import Axis, CaseResult
-from minigpt.conformance.cases import RANKS
+from minigpt.conformance import backward, behaviour, cases, probes
+from minigpt.conformance.case import Axis, CaseResult, Compare
 from minigpt.conformance.compare import Kind
 from minigpt.conformance.found import (
     MOST_PATTERNS,
@@ -38,34 +36,34 @@ from minigpt.precision import DTYPES, HALVES
 
 FAR = 100  # times the bound is no accident
 
-# The behaviours that show a mistake
+# The mistakes that a behaviour shows, by what compares it
 UNSTEADY = {
-    "same input, same output": "it answers differently from call to call",
-    "same input, same output, in training": "it answers differently from call to call, in training",
-    "many calls": "it is right for the first calls, and wrong later",
-    "calls are independent": "it remembers an earlier input",
+    behaviour.repeated: "it answers differently from call to call",
+    behaviour.repeated_in_training: "it answers differently from call to call, in training",
+    behaviour.many_calls: "it is right for the first calls, and wrong later",
+    behaviour.calls_independent: "it remembers an earlier input",
 }
 CALLS = {
-    "input left as it was": "it modifies its input",
-    "output left as it was": "its next call writes over its output",
-    "weights that change": "it keeps its weights: it computes with them after they have changed",
-    "incoming gradient left as it was": "its backward pass changes the incoming gradient",
-    "backward after another call": "its backward pass uses what a later call left",
-    "backward twice": "its backward pass is right once, and wrong when it is repeated",
+    behaviour.input_kept: "it modifies its input",
+    behaviour.output_kept: "its next call writes over its output",
+    behaviour.weights_changed: "it keeps its weights: it computes with them after they have changed",
+    behaviour.incoming_kept: "its backward pass changes the incoming gradient",
+    behaviour.overlapping: "its backward pass uses what a later call left",
+    behaviour.backward_twice: "its backward pass is right once, and wrong when it is repeated",
 }
 INPUTS = {
-    "infinity and NaN": "wrong only where a row holds an infinity or a NaN",
-    "any mode": "its values depend on training mode, or on whether gradients are kept",
-    "rows are independent of the batch": "a row depends on its batch",
+    cases.not_finite: "wrong only where a row holds an infinity or a NaN",
+    behaviour.any_mode: "its values depend on training mode, or on whether gradients are kept",
+    behaviour.rows_independent: "a row depends on its batch",
 }
 OF_SETTINGS = {
-    "no bias": "wrong only without a bias",
-    "autocast": "wrong only under autocast",
-    "another eps": f"wrong with another eps than {GPT2_EPS:g}, as if the argument were ignored",
-    "compiled equals eager": "it differs under torch.compile",
+    behaviour.no_bias: "wrong only without a bias",
+    behaviour.autocast: "wrong only under autocast",
+    behaviour.another_eps: f"wrong with another eps than {GPT2_EPS:g}, as if the argument were ignored",
+    cases.compiled_values: "it differs under torch.compile",
 }
-ROUNDINGS = {"roundings": "it rounds otherwise than once, or before the weight multiplies the row and after"}
-SLOPE = {"bias and slope": "its errors have a bias, or its rows are too long or too short"}
+ROUNDINGS = {cases.roundings: "it rounds otherwise than once, or before the weight multiplies the row and after"}
+SLOPE = {cases.bias_and_slope: "its errors have a bias, or its rows are too long or too short"}
 CANCELS = "wrong only for mean far from 0, where a difference of squares, E[x^2] - E[x]^2, cancels"
 
 
@@ -99,25 +97,25 @@ def seen_mistakes(subject: Subject, results: Results) -> Mistakes:
     """Return the mistakes of a norm: of its calls, its outputs and its gradients, and what it raises."""
     wrong = [case for case in results if case.wrong_at]
     of_calls = _behaviours(wrong)
-    for name, sentence in UNSTEADY.items():
-        if name in of_calls:
-            return [(sentence, of_calls[name].wrong_at)]  # it has no formula
+    for compare, sentence in UNSTEADY.items():
+        if compare in of_calls:
+            return [(sentence, of_calls[compare].wrong_at)]  # it has no formula
     mistakes, rest = [], list(wrong)
-    for name, sentence in CALLS.items():
-        if name in of_calls:
-            mistakes.append((sentence, of_calls[name].wrong_at))
-            rest.remove(of_calls[name])
+    for compare, sentence in CALLS.items():
+        if compare in of_calls:
+            mistakes.append((sentence, of_calls[compare].wrong_at))
+            rest.remove(of_calls[compare])
     mistakes += _of_values(subject, rest, results, is_called_wrongly=bool(mistakes))
     mistakes += _raised(results, mistakes)
     return mistakes or [(f"{UNKNOWN}: the first case that fails is {rest[0].summary}", set())]
 
 
-def _behaviours(wrong: Results) -> dict[str, CaseResult]:
-    """Return the behaviours that are wrong, by name. A NaN shows nothing."""
+def _behaviours(wrong: Results) -> dict[Compare, CaseResult]:
+    """Return the behaviours that are wrong, by what compares them. A NaN shows nothing."""
     behaviours = {}
     for case in on_axis(wrong, Axis.BEHAVIOUR):
         if not math.isnan(case.worst_measured.error or 0):
-            behaviours[case.value] = case
+            behaviours[case.compare] = case
     return behaviours
 
 
@@ -132,7 +130,7 @@ def _raised(results: Results, mistakes: Mistakes) -> Mistakes:
 
 def _is_consequence(case: CaseResult, at: set[str], mistakes: Mistakes) -> bool:
     """Return True for gradients that raise after another mistake, and for another dtype out after one at this dtype."""
-    if case.compare is mixed_precision:
+    if case.compare is behaviour.mixed_precision:
         explained = set[str]()
         for _, dtypes in mistakes:
             explained |= dtypes or DTYPES.keys()
@@ -217,18 +215,18 @@ def _of_inputs(failed: Results, results: Results) -> Mistakes:
 
 
 def _together(sentence: str, failed: Results, axis: Axis) -> Mistakes:
-    cases = on_axis(failed, axis)
-    if not cases:
+    shown = on_axis(failed, axis)
+    if not shown:
         return []
-    return [of_cases(sentence.format(listed_values(cases)), cases)]
+    return [of_cases(sentence.format(listed_values(shown)), shown)]
 
 
-def _of_behaviours(failed: Results, sentences: dict[str, str]) -> Mistakes:
-    behaviours = {case.value: case for case in on_axis(failed, Axis.BEHAVIOUR)}
+def _of_behaviours(failed: Results, sentences: dict[Compare, str]) -> Mistakes:
+    behaviours = {case.compare: case for case in on_axis(failed, Axis.BEHAVIOUR)}
     mistakes = []
-    for name, sentence in sentences.items():
-        if name in behaviours:
-            mistakes.append(of_cases(sentence, [behaviours[name]]))
+    for compare, sentence in sentences.items():
+        if compare in behaviours:
+            mistakes.append(of_cases(sentence, [behaviours[compare]]))
     return mistakes
 
 
@@ -271,8 +269,8 @@ def of_outputs(subject: Subject, name: str, failed: Results, results: Results) -
 def _of_ranks_and_sizes(failed: Results, results: Results) -> Mistakes:
     """Return at which widths, sizes or ranks a norm is wrong, if it is right at a quarter of them at least."""
     mistakes: Mistakes = []
-    judged = {case.value for case in on_axis(results, Axis.SHAPE)} & set(RANKS)
-    ranks = [case for case in on_axis(failed, Axis.SHAPE) if case.value in RANKS]
+    judged = {case.value for case in on_axis(results, Axis.SHAPE)} & set(cases.RANKS)
+    ranks = [case for case in on_axis(failed, Axis.SHAPE) if case.value in cases.RANKS]
     if 0 < len(ranks) < len(judged):
         mistakes.append(of_cases(f"wrong only for {listed_values(ranks)} input", ranks))
     return mistakes + of_numbers(without_gradients(failed), without_gradients(results), least=0.25)
