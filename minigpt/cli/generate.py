@@ -204,7 +204,7 @@ def _new_tokens_within(longest: Any, prompt: str, tokenizer: "Tokenizer | None")
     Raises:
         GenerationError: if it is no number of tokens, or leaves none.
     """
-    from minigpt.generation.decode import prompt_ids
+    from minigpt.generation.row import prompt_ids
 
     if not is_int(longest):
         raise GenerationError(f"max_length in generation_config.json must be a number of tokens, got {longest!r:.200}")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minigpt.generation.choosing import warp
-    from minigpt.generation.decode import Completion, Generated, complete, generate, prompt_ids, stream
+    from minigpt.generation.decode import Completion, Generated, complete, generate, stream
+    from minigpt.generation.row import prompt_ids
     from minigpt.generation.settings import GenerationSettings, Options, Settings, TextSettings, parse_settings
 
-_ELSEWHERE = {"warp": "choosing"} | dict.fromkeys(
+_ELSEWHERE = {"warp": "choosing", "prompt_ids": "row"} | dict.fromkeys(
     ("GenerationSettings", "Options", "Settings", "TextSettings", "parse_settings"), "settings"
 )
 

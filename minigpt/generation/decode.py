@@ -18,7 +18,7 @@ from minigpt.device import require_values
 from minigpt.errors import GenerationError
 from minigpt.generation.batch import Batch
 from minigpt.generation.drafts import drafts_for
-from minigpt.generation.row import Row, TextCodec
+from minigpt.generation.row import Row, TextCodec, prompt_ids, require_codec
 from minigpt.generation.settings import GenerationSettings, Settings, TextSettings, parse_settings
 from minigpt.inputs import check_gpt2, check_ids, check_mask
 from minigpt.model import GPT2
@@ -215,23 +215,6 @@ def _completions(
             yield Completion(row.prompt, row.number, row.new_ids, text, row.end, logprobs, row.drafted, row.accepted)
 
 
-def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
-    """Return the ids of a prompt; for an empty one end-of-text, which starts a new document.
-
-    Raises:
-        GenerationError: if the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is not a
-            minigpt.Tokenizer.
-    """
-    require_codec(tokenizer)
-    ids = tokenizer.encode(prompt)
-    if ids:
-        return ids
-    end = getattr(tokenizer, "end_of_text_id", None)
-    if end is None:
-        raise GenerationError("the prompt is empty, and the tokenizer has no end-of-text token to start from")
-    return [end]
-
-
 def fitting_ids(model: GPT2, tokenizer: TextCodec, prompt: str, settings: GenerationSettings) -> list[int]:
     """Return the ids of a prompt, after a check that it fits. One that cannot fit is refused before it is read.
 
@@ -248,17 +231,6 @@ def fitting_ids(model: GPT2, tokenizer: TextCodec, prompt: str, settings: Genera
     ids = prompt_ids(tokenizer, prompt)
     require_fits(model, [ids], settings)
     return ids
-
-
-def require_codec(tokenizer: object) -> None:
-    """Check that a tokenizer has the methods of minigpt.Tokenizer; transformers' cannot return a token's bytes.
-
-    Raises:
-        GenerationError: if it does not.
-    """
-    is_codec = hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")
-    if not is_codec:
-        raise GenerationError(f"must be a minigpt.Tokenizer, got {type(tokenizer).__name__}", argument="tokenizer")
 
 
 def require_fits(model: GPT2, prompts: list[list[int]], settings: GenerationSettings) -> None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minigpt.errors import GenerationError
 from minigpt.generation.settings import GenerationSettings
 
 NUMBERS_AT_ONCE = 1024  # random numbers to draw at once; most texts end earlier
@@ -22,6 +23,34 @@ class TextCodec(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode_bytes(self, ids: list[int]) -> bytes: ...
+
+
+def require_codec(tokenizer: object) -> None:
+    """Check that a tokenizer has the methods of minigpt.Tokenizer; transformers' cannot return a token's bytes.
+
+    Raises:
+        GenerationError: if it does not.
+    """
+    is_codec = hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode_bytes")
+    if not is_codec:
+        raise GenerationError(f"must be a minigpt.Tokenizer, got {type(tokenizer).__name__}", argument="tokenizer")
+
+
+def prompt_ids(tokenizer: TextCodec, prompt: str) -> list[int]:
+    """Return the ids of a prompt; for an empty one end-of-text, which starts a new document.
+
+    Raises:
+        GenerationError: if the prompt is empty and the vocabulary has no end-of-text, or the tokenizer is not a
+            minigpt.Tokenizer.
+    """
+    require_codec(tokenizer)
+    ids = tokenizer.encode(prompt)
+    if ids:
+        return ids
+    end = getattr(tokenizer, "end_of_text_id", None)
+    if end is None:
+        raise GenerationError("the prompt is empty, and the tokenizer has no end-of-text token to start from")
+    return [end]
 
 
 @dataclasses.dataclass(eq=False)

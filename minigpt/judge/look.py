@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from minigpt.errors import NormError
 from minigpt.host import hooked
 from minigpt.inputs import check_rows
-from minigpt.report.charts import Maps
 from minigpt.report.numerals import Form, brief, percent
 from minigpt.report.part import Cell, Part, Shown, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
@@ -178,7 +177,7 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
     figures = [vars(site) for site in sites]
     parts: list[Part] = []
     for key, title, caption, form in SITE_MAPS:
-        maps = Maps(figures, {key: caption}, form)
+        maps = {"sites": figures, "titles": {key: caption}, "form": form}
         parts.append(Part(key, title, SHADES, drawing="maps", data=maps, brief=0))
     heads = ("norm site", *titles(SiteStatistics), "largest channels")
     rows = [_row_of(site) for site in sites]

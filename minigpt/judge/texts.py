@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from minigpt.errors import CheckpointError, GenerationError, MiniGPTError
-from minigpt.generation import prompt_ids
+from minigpt.generation.row import prompt_ids
 from minigpt.inputs import check_rows
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.reading import Text

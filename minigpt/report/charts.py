@@ -45,18 +45,25 @@ class Maps(NamedTuple):
     Attributes:
         titles: of the maps, by field.
         form: of the numbers.
-        charts: what is drawn below the maps.
+        dtype: at which transformers' errors are drawn below the maps.
+        blocks: whose errors are drawn there too.
     """
 
     sites: Sequence[Any]
     titles: Mapping[str, str]
     form: Form
-    charts: Sequence["Chart"] = ()
+    dtype: str = ""
+    blocks: Sequence[ChartRow] = ()
 
     @property
     def scale(self) -> LogScale:
         """The scale of all maps."""
         return LogScale(site.get(field) for site in self.sites for field in self.titles)
+
+    @property
+    def charts(self) -> list["Chart"]:
+        """The charts below the maps."""
+        return depth_charts(self.dtype, self.blocks, self.sites)
 
 
 class Band(NamedTuple):

@@ -17,16 +17,8 @@ _SYMBOLS = str.maketrans("\r\n\t", "␍↵⇥")
 VERDICT_SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERENT": "≠", "NOT JUDGED": "?"}
 
 
-def _pictures_of_controls() -> dict[int, str]:
-    """Return the visible picture of each control character but tab and line feed, by their code points."""
-    pictures = {code: chr(0x2400 + code) for code in range(32)}
-    pictures[0x7F] = "\u2421"
-    del pictures[ord("\t")]
-    del pictures[ord("\n")]
-    return pictures
-
-
-_CONTROLS = _pictures_of_controls()
+# The visible picture of each control character but tab and line feed, by their code points
+_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
 
 
 def report_page(*reports: ReportFields) -> str:

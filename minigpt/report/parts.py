@@ -8,7 +8,6 @@ from typing import Any
 
 from minigpt.files import finite
 from minigpt.precision import DTYPES, HALVES
-from minigpt.report.charts import Maps, depth_charts
 from minigpt.report.fields import (
     MOST_NOISE,
     Account,
@@ -136,7 +135,7 @@ def _tensors(tensors: Sequence[TensorShare]) -> Part:
         kinds[tensor.kind] = kinds.get(tensor.kind, 0.0) + tensor.alone
     by_kind = ", ".join(f"{kind} {brief(cost)}" for kind, cost in kinds.items())
     title = "KL divergence of the original with the file’s tensor in it"  # noqa: RUF001
-    maps = Maps([vars(tensor) for tensor in tensors], {"alone": title}, brief)
+    maps = {"sites": [vars(tensor) for tensor in tensors], "titles": {"alone": title}, "form": brief}
     heads = ("tensor", "stored as", *titles(TensorShare))
     about = f"Mean KL divergences, in nats. Those of the tensors alone, together by type: {by_kind}."
     return Part("tensors", "Which tensors cost most", about, heads, rows, FEW_ROWS, "maps", maps)
@@ -203,8 +202,8 @@ def _sites(report: ReportFields, sites: Sequence[NormSiteError]) -> Part:
         del shown_maps["local_error"]
     drawn = [_figures_drawn(site) for site in sites]
     blocks = [finite(vars(block)) for block in report.blocks]
-    charts = depth_charts(report.dtype, blocks, drawn)
-    maps = Maps(drawn, shown_maps, partial(brief, digits=2), charts)
+    form = partial(brief, digits=2)
+    maps = {"sites": drawn, "titles": shown_maps, "form": form, "dtype": report.dtype, "blocks": blocks}
     sentence = f"{_beginnings(report)}Relative RMS errors; where they grow most comes first."
     return Part("sites", "Where it happens", sentence, heads, rows, FEW_ROWS, "maps", maps)
 
