@@ -63,6 +63,7 @@ def account_of(
         CheckpointError, MiniGPTError: if transformers cannot read the file's model.
     """
     say("the file's weights in float64")
+    weights.tensors.clear()  # they are in ``weights.place`` too
     facts = replace(read_facts(weights.place, truth.facts.dtype)[0], source=engine.name, device=truth.facts.device)
     exact = Reference(replace(facts, attention="eager"), torch.float64)  # which is sdpa there
     rounded = Reference(replace(facts, attention="sdpa"))

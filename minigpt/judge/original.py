@@ -240,7 +240,9 @@ def with_account(
     from minigpt.judge.file_weights import weights_of
 
     try:
-        weights = weights_of(engine.file, truth.facts.place)
+        if truth.facts.offload:
+            raise MiniGPTError("the model is read block by block, and a file's weights are held in float64")
+        weights = weights_of(engine.file, truth.facts.place if truth.facts.place.exists() else None)
         return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, as_file, by_tensor, say))
     except MiniGPTError as error:
         if as_file:

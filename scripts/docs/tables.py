@@ -3,6 +3,7 @@
 python scripts/docs/tables.py
 """
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -183,6 +184,27 @@ def elsewhere_gpt2() -> str:
     return markdown(heads, lines).replace("_", r"\_")
 
 
+def accounts() -> str:
+    """Return the table of what makes the error of files in other programs, from ``elsewhere-gpt2.json``."""
+    results = json.loads((RESULTS / "elsewhere-gpt2.json").read_text(encoding="utf-8"))
+    lines = []
+    for row in itertools.chain.from_iterable(results["rows"].values()):
+        account = row.get("account")
+        if account is None:
+            continue
+        line = [f"{row['program']}, {row['how']}"]
+        for figure in ("ratio", "kl"):
+            line += [brief(account[part][figure]) for part in ("total", "weights", "own")]
+        left = (account["own"], *account["steps"])[-1]["ratio"]
+        best = f"{brief(account['calm_left'])} at {account['calm']} of {account['positions']}"
+        lines.append([*line, best, f"{brief(left)} of {brief(account['noise'])}" if account["steps"] else "-"])
+    heads = [
+        "file", "all", "weights", "arithmetic", "KL of all", "of the weights", "of the arithmetic",
+        "left where it agrees", "left in all, of noise",
+    ]  # fmt: skip
+    return markdown(heads, lines).replace("_", r"\_")
+
+
 def named(row: dict[str, Any]) -> str:
     """Return what a report says of the cause of an error."""
     if row["verdict"] == "pass":
@@ -194,6 +216,7 @@ if __name__ == "__main__":
     for kind in ("layer_norm", "rms_norm"):
         print(f"{kind} elsewhere\n\n{norms_elsewhere(kind)}\n")
     print(f"elsewhere\n\n{elsewhere_gpt2()}\n")
+    print(f"accounts\n\n{accounts()}\n")
     print(f"gpu\n\n{gpu()}\n")
     print(f"speed\n\n{speed()}\n\n{speed_in_short()}\n")
     print(f"attention\n\n{attention()}\n")

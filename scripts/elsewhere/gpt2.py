@@ -91,6 +91,7 @@ def measure(program: str, folder: Path, file: Path) -> None:
             "precision": fields["precision"],
             "diagnosis": fields["diagnosis"],
             "sentences": sentences_of(fields),
+            "account": fields["account"],
             "cause": row.cause,
             "date": date.today().isoformat(),
             "seconds": round(time.perf_counter() - begun, 1),

@@ -1,5 +1,6 @@
 """A quantized file's error, accounted for: its weights, the program's arithmetic, and what is left."""
 
+import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from planted import Program, half
 from torch import Tensor
 
 import minigpt
-from minigpt import Original, ParityReport
+from minigpt import ConfigError, Original, ParityReport
 from minigpt.checkpoint import local_place
 from minigpt.checkpoint.gguf import folder_of
 from minigpt.engines.ctranslate2_generator import Ctranslate2Generator
@@ -24,10 +25,12 @@ from minigpt.engines.llama_cpp_model import LlamaCppModel
 from minigpt.engines.onnx_session import OnnxSession
 from minigpt.engines.openvino_request import GROUP_SIZE, OpenVinoRequest
 from minigpt.engines.weights import OF_INTEGERS
+from minigpt.errors import MiniGPTError
 from minigpt.judge.mistakes.programs import documented
 
 TEXTS = ["Once upon a time there was a fox who lived in the wood.", "The rain had stopped, and Tom ran to the river."]
 READ: dict[str, Any] = {"prompts": TEXTS, "max_new_tokens": 8, "device": "cpu"}
+WHOLE = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
 
@@ -47,7 +50,7 @@ class Computed(LlamaCppModel):
     def __init__(self, file: Path, program: Program) -> None:
         Engine.__init__(self, file, "gguf", "llama.cpp")
         self.computes = program
-        self.settings = {"type_k": "f32", "type_v": "f32"}
+        self.settings = dict(WHOLE)
 
     def _whole(self, ids: list[int]) -> np.ndarray:
         return self.computes(torch.tensor([ids]))[0].numpy()
@@ -108,7 +111,7 @@ def test_the_report_shows_the_account(right: ParityReport, tmp_path: Path) -> No
     assert ParityReport.from_dict(right.to_dict()).account == right.account
 
 
-PLAIN = ("a norm's eps", "a begin token")
+PLAIN = ("a norm's eps",)
 THOROUGH = {True: (), False: pytest.mark.thorough}
 FAULTS: dict[str, dict[str, Any]] = {
     "a norm's eps": {"eps": 1e-6},
@@ -146,7 +149,7 @@ def test_each_program_rounds_inputs_by_its_documentation() -> None:
     engines: dict[type[Engine], tuple[dict[str, str], dict[str, Any], str]] = {
         LlamaCppModel: (
             {"a": "Q4_K", "b": "Q5_0", "c": "F16", "d": "F32"},
-            {"type_k": "f32", "type_v": "f32"},
+            WHOLE,
             "inputs of products rounded to 8 bits in blocks of 256 and 8 bits in blocks of 32 and float16",
         ),
         Ctranslate2Generator: ({"a": "int8, a scale for each row"}, {"compute_type": "int8_float32"}, "8 bits by row"),
@@ -162,6 +165,9 @@ def test_each_program_rounds_inputs_by_its_documentation() -> None:
         engine.settings = settings
         first, *_ = documented(engine, types)
         assert first.words.endswith(words)
+    engine = object.__new__(LlamaCppModel)
+    engine.settings = WHOLE | {"flash_attn": "on"}
+    assert documented(engine, {"a": "Q4_K"}) == []
     engine = object.__new__(OpenVinoRequest)
     engine.settings = {GROUP_SIZE: "0"}
     assert documented(engine, {"a": "u8"}) == []
@@ -180,3 +186,28 @@ def test_each_tensor_has_a_cost_of_its_own(original: Original, file: Path) -> No
     assert sum(costs) == pytest.approx(report.account.weights.kl, rel=0.7)
     assert tensors[0].without < report.account.weights.kl * 1.5
     assert "Which tensors cost most" in str(report)
+
+
+@pytest.mark.thorough
+def test_a_record_alone_tells_of_the_file_too(original: Original, file: Path, tmp_path: Path) -> None:
+    original.save(tmp_path / "record.safetensors")
+    record = Original.load(tmp_path / "record.safetensors")
+    record.truth = dataclasses.replace(
+        record.truth, facts=dataclasses.replace(record.truth.facts, place=tmp_path / "no")
+    )
+    report = record.judge(Computed(file, Quantized(folder_of(file))))
+    assert report.account is not None
+    assert report.account.explains
+
+
+def test_what_cannot_be_told_is_a_note_or_an_error(original: Original, file: Path) -> None:
+    large = Original.__new__(Original)
+    large.truth = dataclasses.replace(original.truth, facts=dataclasses.replace(original.truth.facts, offload=True))
+    program = Computed(file, Quantized(folder_of(file)))
+    report = large.judge(program, diagnose=False)
+    assert report.account is None
+    assert any("block by block" in note for note in report.notes)
+    with pytest.raises(MiniGPTError, match="block by block"):
+        large.judge(program, as_file=True)
+    with pytest.raises(ConfigError, match="as_file is for another program's file"):
+        original.judge("demo", as_file=True)

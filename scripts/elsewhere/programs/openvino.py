@@ -13,12 +13,13 @@ from elsewhere.programs.exported import export
 
 from minigpt import engines
 
-PACKAGES = [*ONNX, "openvino==2026.4.1"]
+PACKAGES = [*ONNX, "openvino==2026.4.1", "nncf==3.4.0"]
 HINT = "INFERENCE_PRECISION_HINT"
 BFLOAT16 = "products in bfloat16, this processor's default; where it has none the default is float32"
 
 
 def rows(folder: Path) -> Iterator[Row]:
+    import nncf
     import openvino
 
     model = openvino.convert_model(export(folder))
@@ -35,3 +36,11 @@ def rows(folder: Path) -> Iterator[Row]:
     yield row("hint bf16", whole, "products in bfloat16", **{HINT: "bf16"})
     yield row("EXECUTION_MODE_HINT ACCURACY", whole, EXECUTION_MODE_HINT="ACCURACY")
     yield row("save_model by default, hint f32", halved, "weights halved to float16 in the file", **{HINT: "f32"})
+    for how, options in {"int8": {}, "int4": {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32}}.items():
+        compressed = folder / f"{how}.xml"
+        model = nncf.compress_weights(openvino.convert_model(export(folder)), **options)
+        openvino.save_model(model, compressed, compress_to_fp16=False)
+        rounded = "inputs of products rounded to eight bits, by groups of 32"
+        yield row(f"{how} by nncf, hint f32", compressed, f"weights in {how}; {rounded}", **{HINT: "f32"})
+        whole_inputs = {HINT: "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+        yield row(f"{how} by nncf, hint f32, no dynamic quantization", compressed, f"weights in {how}", **whole_inputs)
