@@ -29,6 +29,10 @@ PARTS = {
     "ffn_down": "mlp.c_proj",
 }  # fmt: skip
 
+MEANT = {  # metadata that change what is computed, and the field of transformers' config that then has them
+    "rope.scaling.type": "rope_parameters",
+    "attention.sliding_window": "sliding_window",
+}
 LINEAR_WEIGHTS = tuple(f"{name}.weight" for name in LINEARS)
 
 
@@ -165,6 +169,10 @@ def _write_other(metadata: Metadata, file: Path, folder: Path) -> None:
     how: dict[str, Any] = dict(gguf_file=file.name, local_files_only=True, trust_remote_code=False)
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # it shows a bar, whatever it is told
         config = transformers.AutoConfig.from_pretrained(file.parent, **how)
+        for key, field in MEANT.items():
+            value = metadata[f"{metadata['general.architecture']}.{key}"]
+            if value not in (None, "none") and str(value) not in str(getattr(config, field, None)):
+                raise ValueError(f"transformers does not read its {key}, {value}, without which it is another model")
         if hasattr(transformers, "GgufConfig"):  # else the weights may stay in their blocks
             how["quantization_config"] = transformers.GgufConfig(dequantize=True)
         how |= dict(config=config, dtype=torch.float32, output_loading_info=True)

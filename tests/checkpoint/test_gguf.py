@@ -199,7 +199,9 @@ def test_what_transformers_leaves_out_or_fills_in_is_no_model(llama: LlamaForCau
     scaled = write_llama(llama, tmp_path / "scaled.gguf", rope_freqs=np.ones(8, np.float32))
     lacking = written(tmp_path / "lacking.gguf", {}, "blk.0.ffn_up.weight", like=scaled)
     wide = written(tmp_path / "wide.gguf", {"llama.feed_forward_length": (256, UINT32)}, like=scaled)
+    yarn = written(tmp_path / "yarn.gguf", {"llama.rope.scaling.type": ("yarn", STRING)}, like=scaled)
     for file, message in (
+        (yarn, r"transformers does not read its rope\.scaling\.type, yarn, without which it is another model"),
         (scaled, "LlamaForCausalLM has 86,336 values, and the file 86,344: some would be left out"),
         (lacking, r"it has no model\.layers\.0\.mlp\.up_proj\.weight"),
         (wide, "its tensors have other shapes than its metadata say"),
