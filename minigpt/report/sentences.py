@@ -260,15 +260,22 @@ def account_lines(account: Account) -> list[str]:
 
 def _explained(account: Account) -> list[str]:
     """Return that a program is right for its file."""
-    right = f"{account.program} is right for this file"
     if account.own.ratio <= MOST_NOISE:
-        return [f"{right}: with the file's weights its error is {times(account.own.ratio)} transformers' own."]
+        return [explained_by(account)]
     return [
-        f"{right}. What it adds is explained by {_arithmetic(account)}.",
+        explained_by(account),
         f"With that in transformers, its error is {_at_best(account)}. In all it falls from "
         f"{brief(account.own.ratio)} to {brief(account.left)} times, where {brief(account.noise)} times are noise: a "
         "number that is rounded the other way changes what follows.",
     ]
+
+
+def explained_by(account: Account) -> str:
+    """Return that a program is right for its file, and by what arithmetic."""
+    right = f"{account.program} is right for this file"
+    if account.own.ratio <= MOST_NOISE:
+        return f"{right}: with the file's weights its error is {times(account.own.ratio)} transformers' own."
+    return f"{right}. What it adds is explained by {_arithmetic(account)}."
 
 
 def unexplained(account: Account) -> str:

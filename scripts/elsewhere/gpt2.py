@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import minigpt
 from minigpt.files import write_atomically
 from minigpt.machine import processor_name
-from minigpt.report.sentences import diagnosis_lines, precision_line
+from minigpt.report.sentences import diagnosis_lines, explained_by, precision_line
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("onnx", "openvino", "ctranslate2", "ctranslate2_avx2", "llama_cpp", "compiled")
@@ -102,9 +102,11 @@ def measure(program: str, folder: Path, file: Path) -> None:
 
 
 def sentences_of(fields: dict[str, Any]) -> list[str]:
-    """Return what a report says of the cause of an error: the precision that it is like, and the mistake."""
+    """Return what a report says of the cause of an error: precision, mistake, or the arithmetic that explains it."""
     report = minigpt.ParityReport.from_dict(fields)
-    return precision_line(report) + diagnosis_lines(report)
+    account = report.account
+    of_file = [explained_by(account)] if account is not None and account.explains else []
+    return precision_line(report) + diagnosis_lines(report) + of_file
 
 
 def environment_of(program: str, place: Path) -> Path:

@@ -15,6 +15,7 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import engines
+from minigpt.checkpoint import local_place
 
 pytestmark = pytest.mark.thorough
 
@@ -188,3 +189,19 @@ def test_what_openvino_refuses(openvino_files: dict[str, Path], tmp_path: Path) 
     ):
         with pytest.raises(minigpt.CheckpointError, match=f"openvino .* cannot open .*{sentence}"):
             engines.openvino(openvino_files["given"], **wrong)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q4_K_M", "Q4_0", "IQ4_NL"])
+def test_llama_cpp_is_right_for_its_files_of_any_type(kind: str, tmp_path: Path) -> None:
+    needs("llama_cpp")
+    from elsewhere.programs.llama_cpp import WHOLE, quantized
+
+    demo = shutil.copytree(local_place("demo"), tmp_path / "demo")
+    file = quantized(others.write_gguf(demo, "f32"), kind)
+    report = minigpt.Original(demo, device="cpu").judge(engines.gguf(file, **WHOLE), as_file=True)
+    assert report.passed
+    account = report.account
+    assert account is not None
+    assert account.own.ratio > 500
+    assert not account.strange
+    assert account.left < account.own.ratio
