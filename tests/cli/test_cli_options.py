@@ -29,7 +29,8 @@ VALUES = {
 }  # fmt: skip
 OPENING = "--model --norm --sites --keep --center --fit --attention --dtype --quantize --revision"
 OF_TEXTS = "--against --prompt --prompts --text --gradients"
-SEARCHES = "--sensitivity --remove --remove-file --bisect"
+OF_NORMS = "--remove --remove-file --bisect"
+SEARCHES = f"--sensitivity {OF_NORMS}"
 REFUSED = {  # by the words of a mode
     "parity --compare REPORT REPORT": (
         f"{OPENING} {OF_TEXTS} {SEARCHES} --device --budget --record --original --outputs --engine --engine-option"
@@ -37,9 +38,9 @@ REFUSED = {  # by the words of a mode
     "parity --original RECORD --outputs OUTPUTS": (
         f"{OPENING} {OF_TEXTS} {SEARCHES} --record --compare --engine --engine-option"
     ),
-    "parity --original RECORD --engine onnx=no.onnx": f"{OPENING} {OF_TEXTS} {SEARCHES} --record --compare --outputs",
+    "parity --original RECORD --engine onnx=no.onnx": f"{OPENING} {OF_TEXTS} {OF_NORMS} --record --compare --outputs",
     "parity --model FOLDER --engine onnx=no.onnx": (
-        f"{SEARCHES} --norm --sites --keep --center --fit --quantize --against --gradients --compare --outputs"
+        f"{OF_NORMS} --norm --sites --keep --center --fit --quantize --against --gradients --compare --outputs"
     ),
     "parity --model FOLDER --prompt dog --record NEW": (
         f"{SEARCHES} --sites --keep --fit --budget --json --csv --html --original --outputs --compare --engine-option"
