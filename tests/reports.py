@@ -125,7 +125,8 @@ def account(draw: random.Random) -> Report:
 
     return {
         "program": "llama.cpp", "types": ["Q4_K", "Q6_K"], "tokens": 190, "positions": 286, "dtype": "float32",
-        "total": share("the program", is_model=True), "weights": share("the weights", is_model=True),
+        "perplexity": draw.uniform(20, 40), "total": share("the program", is_model=True),
+        "weights": share("the weights", is_model=True),
         "own": share("the arithmetic"), "precisions": [share("bfloat16", is_model=True)],
         "steps": [share("GELU by a table in float16")], "effect": 2e4, "noise": draw.uniform(1e3, 1e4), "calm": 40,
         "calm_left": draw.random(), "calm_noise": draw.random(), "decides": False, "strange": [],

@@ -106,6 +106,7 @@ def account_of(
         types=sorted({kind for kind in weights.types.values() if kind.lower() not in FLOAT32}),
         tokens=sum(map(len, original)),
         positions=len(errors),
+        perplexity=share("", original, original, is_model=True).perplexity,
         total=share("the program, against the original", program, original, is_model=True),
         weights=share("the file's weights", right, original, is_model=True),
         own=share("the program's arithmetic", program, right),

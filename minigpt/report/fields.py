@@ -450,6 +450,7 @@ class Account:
     Attributes:
         types: how the file stores its tensors, but for float32.
         tokens: whose logits the shares are of; ``positions`` has those of short texts too.
+        perplexity: of the original.
         total: the program, against the original.
         weights: transformers in float64 with the file's weights, against the original.
         own: the program, against transformers in float64 with the file's weights.
@@ -468,6 +469,7 @@ class Account:
     types: list[str]
     tokens: int
     positions: int
+    perplexity: float | None
     total: ErrorShare
     weights: ErrorShare
     own: ErrorShare

@@ -117,7 +117,8 @@ def _account(report: ReportFields, account: Account) -> Part:
         noise: account.noise,
         f"{noise}, {best}": account.calm_noise,
     }
-    rows = _named_rows(ErrorShare, "part", shares)
+    own: list[Cell] = ["the original", None, None, cell(account, "perplexity", precise)]
+    rows = [own, *_named_rows(ErrorShare, "part", shares)]
     for name, error in errors.items() if steps else ():
         rows.append([name, Number(error, times), None, None])
     rows += _named_rows(ErrorShare, "part", others)
