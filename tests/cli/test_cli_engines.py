@@ -57,6 +57,7 @@ def test_the_status_is_that_of_the_verdict(run: Run, places: dict[str, str], com
     ("command", "sentence"),
     [
         ("--engine onnx", "--engine must be one of onnx=PATH, gguf=PATH, openvino=PATH, ctranslate2=PATH, got 'onnx'"),
+        ("--as-file", "--as-file needs --engine, whose file or option it is about"),
         ("--engine mlx=RIGHT", "--engine must be one of onnx=PATH"),
         ("--engine onnx=no/file", "cannot read no/file: there is no such file"),
         ("--engine onnx=RECORD", "cannot open"),

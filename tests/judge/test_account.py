@@ -55,7 +55,7 @@ class Computed(LlamaCppModel):
     def _whole(self, ids: list[int]) -> np.ndarray:
         return self.computes(torch.tensor([ids]))[0].numpy()
 
-    def _start(self, ids: list[int]) -> None:
+    def _start(self, ids: list[int]) -> Any:
         return None
 
 
@@ -211,3 +211,24 @@ def test_what_cannot_be_told_is_a_note_or_an_error(original: Original, file: Pat
         large.judge(program, as_file=True)
     with pytest.raises(ConfigError, match="as_file is for another program's file"):
         original.judge("demo", as_file=True)
+
+
+class Cached(Computed):
+    """A program whose cache has keys in the place of values."""
+
+    def _start(self, ids: list[int]) -> Any:
+        program, read = Quantized(folder_of(self.file), order=(0, 2, 1)), list[int]()
+
+        def step(piece: list[int]) -> np.ndarray:
+            read.extend(piece)
+            return program(torch.tensor([read]))[0, -len(piece) :].numpy()
+
+        return step
+
+
+def test_a_fault_of_the_cache_is_no_rounding_either(original: Original, file: Path) -> None:
+    report = original.judge(Cached(file, Quantized(folder_of(file))), as_file=True)
+    assert report.outcome == "FAIL"
+    assert report.reasons[0].startswith("Decoded a token at a time, the error is")
+    assert report.account is not None
+    assert report.account.explains
