@@ -446,3 +446,12 @@ class Lines:
                 f"line {number} of {self.path} is of another run, with other settings, texts or weights, or of none; "
                 "write to another file"
             )
+
+
+def write_json(path: Path, fields: Mapping[str, object]) -> None:
+    """Write fields as readable JSON.
+
+    Raises:
+        OSError: if that fails.
+    """
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

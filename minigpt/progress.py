@@ -1,5 +1,7 @@
 """The progress of work that has steps."""
 
+import contextlib
+import logging
 import sys
 import time
 import weakref
@@ -79,3 +81,23 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off the log messages of transformers and accelerate, and their progress bars."""
+    from transformers.utils import logging as messages
+
+    verbosity, bar = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    of_accelerate = logging.getLogger("accelerate")
+    level = of_accelerate.level
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    of_accelerate.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        messages.set_verbosity(verbosity)
+        of_accelerate.setLevel(level)
+        if bar:
+            messages.enable_progress_bar()

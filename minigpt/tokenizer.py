@@ -20,12 +20,11 @@ from minigpt.checkpoint.contents import (
     Files,
     fields_of,
     local_place,
-    write_json,
 )
 from minigpt.checkpoint.pickles import check_pickle
 from minigpt.config import GPT2_TYPE
 from minigpt.errors import CheckpointError, ConfigError, GenerationError, listing, raised
-from minigpt.files import read_text, replaced, write_atomically
+from minigpt.files import read_text, replaced, write_atomically, write_json
 
 END_OF_TEXT = "<|endoftext|>"
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token")  # which end-of-text is for GPT-2

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import os.path
 import re
@@ -17,13 +16,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from minigpt.checkpoint.formats import CONFIG, SAFETENSORS
 from minigpt.checkpoint.pickles import check_pickles
 from minigpt.config import GPT2_TYPES
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing, near, raised
 from minigpt.files import as_path, file_state, is_temporary, read_object
 
-CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
-SAFETENSORS = "model.safetensors"
+GENERATION_CONFIG = "generation_config.json"
 # Patterns of the files that a model is, without its tokenizer.
 MODEL = (CONFIG, GENERATION_CONFIG, SAFETENSORS, f"{SAFETENSORS}.index.json", "model-?????-of-?????.safetensors")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
@@ -333,15 +332,6 @@ def fields_of(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     return read_object(file, CheckpointError)
-
-
-def write_json(path: Path, fields: Mapping[str, object]) -> None:
-    """Write fields as readable JSON.
-
-    Raises:
-        OSError: if that fails.
-    """
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def holds_model(folder: Path) -> bool:

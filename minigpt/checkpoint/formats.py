@@ -25,6 +25,8 @@ from torch import Tensor
 from minigpt.config import GPT2Config
 from minigpt.errors import CheckpointError, ConfigError
 
+CONFIG, SAFETENSORS = "config.json", "model.safetensors"
+
 Tensors = dict[str, Tensor]
 
 GPT2_VOCABULARY = 50257

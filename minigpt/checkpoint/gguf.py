@@ -12,18 +12,18 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from minigpt.checkpoint.contents import CONFIG, SAFETENSORS, write_json
-from minigpt.checkpoint.formats import LINEARS
+from minigpt.checkpoint.formats import CONFIG, LINEARS, SAFETENSORS
 from minigpt.config import GPT2_TYPE
 from minigpt.engines.gguf_file import Metadata
 from minigpt.errors import CheckpointError, MiniGPTError, listing, raised
-from minigpt.files import TemporaryFolder, file_state
+from minigpt.files import TemporaryFolder, file_state, write_json
+from minigpt.progress import quiet_transformers
 
 KEPT = 4  # folders at once
 UNUSED = 5  # a token's type in GGUF: padding of the vocabulary
 CONTROL = 3  # a special token's
 PLAIN_SPLITS = (None, "gpt-2", "gpt2")  # names of GPT-2's way to split a text
-PARTS = {
+PART_NAMES = {
     "token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "output": "lm_head", "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
@@ -45,7 +45,7 @@ def folder_of(file: Path) -> Path:
         ConfigError: if the package gguf is not installed.
         CheckpointError: if the file is damaged, contradicts itself, or holds no model that transformers reads.
     """
-    return _written(file.resolve(), file_state(file)).path
+    return _folder_written(file.resolve(), file_state(file)).path
 
 
 def types_of(file: Path, names: Iterable[str]) -> dict[str, str]:
@@ -69,7 +69,7 @@ def types_of(file: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _written(file: Path, _state: tuple[int, ...] | None) -> TemporaryFolder:
+def _folder_written(file: Path, _state: tuple[int, ...] | None) -> TemporaryFolder:
     folder = TemporaryFolder("gguf")
     try:
         metadata = Metadata(file)
@@ -95,7 +95,7 @@ def gpt2_name(name: str) -> str:
     """Return our name of a GPT-2's tensor in a GGUF file, if it is known."""
     path, dot, role = name.rpartition(".")
     block, _, part = path.rpartition(".")
-    path = PARTS.get(part, part)
+    path = PART_NAMES.get(part, part)
     if block:
         path = f"{block.replace('blk.', 'h.')}.{path}"
     return f"{path}{dot}{role}"
@@ -163,8 +163,6 @@ def _write_other(metadata: Metadata, file: Path, folder: Path) -> None:
         ValueError: if the file lacks tensors, or has some that transformers leaves out.
     """
     import transformers  # imported here, since it takes seconds
-
-    from minigpt.checkpoint.transformers_model import quiet_transformers
 
     how: dict[str, Any] = dict(gguf_file=file.name, local_files_only=True, trust_remote_code=False)
     with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # it shows a bar, whatever it is told

@@ -116,7 +116,7 @@ def load_norms(
         require_own_parameters(site, norm)
     place = local_place(source, revision=revision, local_files_only=local_files_only)
     parameters = norm_parameters(model)
-    tensors = read_stable(place, tensors_of)
+    tensors = read_stable(place, loaded_tensors)
     shared = {name: tensors[name] for name in parameters if name in tensors}
     require_fitting(shared, parameters, place)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def load_norms(
     return list(parameters)
 
 
-def tensors_of(files: Files) -> dict[str, Tensor]:
+def loaded_tensors(files: Files) -> dict[str, Tensor]:
     """Return a checkpoint's tensors by our names; those of another architecture keep theirs.
 
     Raises:

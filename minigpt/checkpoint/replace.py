@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from minigpt.checkpoint.contents import CONFIG, CURRENT, MODEL, SAFETENSORS, WEIGHTS_FIELD, matches, write_json
-from minigpt.files import flush, locked, parse_object, remove, remove_left, temporary
+from minigpt.checkpoint.contents import CONFIG, CURRENT, MODEL, SAFETENSORS, WEIGHTS_FIELD, matches
+from minigpt.files import flush, locked, parse_object, remove, remove_left, temporary, write_json
 
 SAVING = "saving"  # names the folder inside that a new checkpoint is written to
 INDEX = f"{SAFETENSORS}.index.json"

@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES, write_json
+from minigpt.checkpoint.contents import CONFIG, GENERATION_CONFIG, MODEL, TOKENIZER_FILES
 from minigpt.checkpoint.norms import as_pairs, norm_at, norm_fields, sites_with_other_eps
 from minigpt.checkpoint.read import misfits
 from minigpt.checkpoint.replace import replacing
 from minigpt.engine.parts import quantize_of
 from minigpt.errors import CheckpointError, listing
-from minigpt.files import as_path
+from minigpt.files import as_path, write_json
 from minigpt.inputs import check_gpt2, check_weights
 from minigpt.model import GPT2
 from minigpt.offload import uncompiled

@@ -1,13 +1,10 @@
 """Other architectures than GPT-2, which transformers opens. No code of a folder runs."""
 
-import contextlib
 import errno
 import gc
-import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -25,6 +22,7 @@ from minigpt.host import Shape, norm_sites
 from minigpt.machine import return_memory
 from minigpt.offload import is_offloaded
 from minigpt.precision import dtype_name
+from minigpt.progress import quiet_transformers
 
 
 def load_with_transformers(
@@ -205,23 +203,3 @@ def describe_other(place: Path) -> dict[str, Any]:
         ],
         "read by": "minigpt parity, study, perplexity and sites; the other commands need a GPT-2",
     }
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turn off the log messages of transformers and accelerate, and their progress bars."""
-    from transformers.utils import logging as messages
-
-    verbosity, bar = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    of_accelerate = logging.getLogger("accelerate")
-    level = of_accelerate.level
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    of_accelerate.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        messages.set_verbosity(verbosity)
-        of_accelerate.setLevel(level)
-        if bar:
-            messages.enable_progress_bar()

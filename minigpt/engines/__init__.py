@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minigpt.engines.onnx_session import onnx
     from minigpt.engines.openvino_request import openvino
 
-_HOMES = {
+_FILES = {
     "Engine": "engine", "ctranslate2": "ctranslate2_generator", "gguf": "llama_cpp_model", "onnx": "onnx_session",
     "openvino": "openvino_request",
 }  # fmt: skip
@@ -24,6 +24,6 @@ __all__ = ["Engine", "ctranslate2", "gguf", "onnx", "openvino"]
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _FILES:
             raise AttributeError(f"module 'minigpt.engines' has no attribute {name!r}")
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -196,7 +196,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def setting(name: str, value: Any) -> Iterator[None]:
+def naming_option(name: str, value: Any) -> Iterator[None]:
     """Turn what a program raises as an option is set in the block into a ConfigError."""
     try:
         yield

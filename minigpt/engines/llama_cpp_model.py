@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.choices import check_option
-from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, setting
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, naming_option
 from minigpt.engines.gguf_file import Metadata
 from minigpt.errors import CheckpointError, ConfigError
 
@@ -152,7 +152,7 @@ def set_option(of_model: Any, of_context: Any, name: str, value: Any) -> None:
         name, value = "flash_attn_type", FLASH_ATTENTION[word]
     elif name not in OF_CONTEXT | OF_MODEL:
         raise ConfigError("is no option of llama.cpp that is set here", argument=name)
-    with setting(name, value):
+    with naming_option(name, value):
         setattr(of_model if name in OF_MODEL else of_context, name, value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, setting
+from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, naming_option
 from minigpt.engines.ports import Graph, Port
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import read_object
@@ -116,7 +116,7 @@ def session_options(runtime: Any, options: Mapping[str, Any]) -> Any:
     how = runtime.SessionOptions()
     how.log_severity_level = 3  # errors, which are raised too
     for name, value in options.items():
-        with setting(name, value):
+        with naming_option(name, value):
             if "." in name:
                 how.add_session_config_entry(name, str(value))
             elif name in ENUMS:

@@ -15,7 +15,7 @@ from minigpt.errors import CheckpointError, MiniGPTError, raised
 
 KEEPS_SIZE = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}  # ONNX's words
 KEEPS_SIZE_OV = {"Constant", "Convert", "Multiply", "Reshape", "Subtract", "Transpose"}  # OpenVINO's
-PLACES = {  # of a weight, its scale and its zero among the inputs of ONNX's quantized operators
+OPERANDS = {  # of a weight, its scale and its zero among the inputs of ONNX's quantized operators
     "DynamicQuantizeMatMul": (1, 2, 3),
     "MatMulIntegerToFloat": (1, 3, 5),
     "QAttention": (1, 4, 7),
@@ -115,17 +115,17 @@ class OnnxGraph:
         value, kind = self.values[node.input[place]], node.op_type
         if kind in IN_BLOCKS:
             return self._in_blocks(node, value) if place == IN_BLOCKS[kind] else None
-        weight, scale, zero = PLACES.get(kind, (-1, -1, -1))
+        weight, scale, zero = OPERANDS.get(kind, (-1, -1, -1))
         if kind == "MatMulInteger":
             weight, zero = 1, 3
         if place == weight:
             scales = self._scale_behind(node) if kind == "MatMulInteger" else self._at(node, scale)
-            values, stored = _scaled(value, scales, self._at(node, zero))
+            values, stored = _with_scale(value, scales, self._at(node, zero))
             return values, f"{stored}{OF_INTEGERS}"
         if kind == "Gather" and place == 0:
             for after in self.consumers.get(node.output[0], ()):
                 if after.op_type == "DequantizeLinear":
-                    return _scaled(value, self._at(after, 1), self._at(after, 2))
+                    return _with_scale(value, self._at(after, 1), self._at(after, 2))
         if value.dtype.name.startswith(("int", "uint", "bool", "str", "object")):
             return None
         return value.astype(np.float32), self.values[self.sources[node.input[place]]].dtype.name
@@ -173,7 +173,7 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return ((packed[..., None] >> shifts) & (2**bits - 1)).reshape(*packed.shape[:-1], -1).astype(np.float32)
 
 
-def _scaled(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray | None) -> tuple[np.ndarray, str]:
+def _with_scale(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray | None) -> tuple[np.ndarray, str]:
     """Return a weight that has one scale, or one for each column, or row of a table."""
     kind = weight.dtype.name
     if scale is None:
@@ -243,6 +243,6 @@ def _of_ctranslate2(folder: Path) -> Iterator[Constant]:
     for name, values in tensors.items():
         scale = tensors.get(f"{name}_scale")
         if scale is not None:
-            values, kinds[name] = _scaled(values, 1 / scale.reshape(-1, *[1] * (values.ndim - 1)), None)
+            values, kinds[name] = _with_scale(values, 1 / scale.reshape(-1, *[1] * (values.ndim - 1)), None)
         if values.dtype.kind == "f" and not name.endswith("_scale"):
             yield Constant(name, kinds[name], values.astype(np.float32), "embeddings" in name)

@@ -34,9 +34,9 @@ MOST_WORK = 3e10  # weights times tokens of the texts
 BEGINNINGS = 32  # texts of two tokens: in longer ones a number is soon rounded the other way, and changes what follows
 CALM = 16  # positions that no such number has reached: as many say what is left there
 PART = 4  # of the calm positions of one computation, which another one may have too
-SHARE = 10  # of all positions, where fewer are calm
+CALM_SHARE = 10  # of all positions, where fewer are calm
 
-Logits = Sequence[Tensor]  # of each text (T, V)
+LogitsOfTexts = Sequence[Tensor]  # of each text (T, V)
 
 
 def account_of(
@@ -73,7 +73,7 @@ def account_of(
     program, right, noise = read(runner, texts), read(exact, texts), read(rounded, texts)
     floor = compared(noise, right, texts).distance
 
-    def share(part: str, value: Logits, true: Logits, *, is_model: bool = False) -> ErrorShare:
+    def share(part: str, value: LogitsOfTexts, true: LogitsOfTexts, *, is_model: bool = False) -> ErrorShare:
         meter = compared(value, true, texts)
         ratio = noise_ratio(meter.distance.rms, floor.rms, floor.scale)
         losses = meter.column("loss")
@@ -97,10 +97,10 @@ def account_of(
     del exact
     say("transformers in other dtypes")
     others = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, texts)
-    errors = by_position([*program, *of_short], [*explained, *true_short])
-    own_errors = by_position([*noise, *noise_short], [*explained, *true_short])
+    errors = errors_by_position([*program, *of_short], [*explained, *true_short])
+    own_errors = errors_by_position([*noise, *noise_short], [*explained, *true_short])
     calm = int((own_errors <= FAR_OFF * floor.rms).sum())
-    calm = calm // PART if calm >= CALM else len(errors) // SHARE
+    calm = calm // PART if calm >= CALM else len(errors) // CALM_SHARE
     return Account(
         program=engine.program,
         types=sorted({kind for kind in weights.types.values() if kind.lower() not in FLOAT32}),
@@ -156,12 +156,12 @@ def beginnings(texts: Sequence[Text]) -> list[Text]:
     return [Text.whole(spread[number::BEGINNINGS]) for number in range(BEGINNINGS)]
 
 
-def read(runner: Runner, texts: Sequence[Text]) -> Logits:
+def read(runner: Runner, texts: Sequence[Text]) -> LogitsOfTexts:
     """Return a runner's logits of texts, in float64."""
     return [runner.logits(text).double() for text in texts]
 
 
-def compared(value: Logits, true: Logits, texts: Sequence[Text]) -> LogitsMeter:
+def compared(value: LogitsOfTexts, true: LogitsOfTexts, texts: Sequence[Text]) -> LogitsMeter:
     """Return the figures of logits against the true ones, of the texts alone that are given."""
     meter = LogitsMeter()
     for text, one, other in zip(texts, value, true, strict=False):
@@ -169,7 +169,7 @@ def compared(value: Logits, true: Logits, texts: Sequence[Text]) -> LogitsMeter:
     return meter
 
 
-def by_position(value: Logits, true: Logits) -> Float[Tensor, " all"]:
+def errors_by_position(value: LogitsOfTexts, true: LogitsOfTexts) -> Float[Tensor, " all"]:
     """Return the RMS error at each position of all texts."""
     errors = [(one - other).square().mean(-1).sqrt() for one, other in zip(value, true, strict=True)]
     return torch.cat(errors)

@@ -17,8 +17,8 @@ from minigpt.report.numerals import brief
 BIN = 64  # logits of about the same size, which a smooth function takes along a cubic
 MOST_LOGITS = 2**20  # that are looked at
 NEARLY_ALL = 0.9  # of the bins: those of the largest logits are wide
-ROWS = 16  # at least, in which an error grows
-GROWTH = 4.0  # of an error, from the first quarter of these rows to the last
+LEAST_ROWS = 16  # at least, in which an error grows
+MUCH_LARGER = 4.0  # of an error, from the first quarter of these rows to the last
 RANKED = 0.8  # correlation of the ranks of error and position
 
 
@@ -83,13 +83,13 @@ def by_position(texts: Sequence[Evidence], noise: float) -> Iterator[str]:
 def _growth(ratios: Tensor) -> Iterator[str]:
     """Yield whether the error grows along a text."""
     positions = (ratios > MOST_NOISE).nonzero()[:, 0]
-    if len(positions) < ROWS:
+    if len(positions) < LEAST_ROWS:
         return
     errors = ratios[positions]
     ranks = torch.stack([positions.argsort().argsort(), errors.argsort().argsort()]).double()
     quarter = len(errors) // 4
     before, after = float(errors[:quarter].mean()), float(errors[-quarter:].mean())
-    if float(torch.corrcoef(ranks)[0, 1]) >= RANKED and after >= GROWTH * before:
+    if float(torch.corrcoef(ranks)[0, 1]) >= RANKED and after >= MUCH_LARGER * before:
         yield (
             f"The error grows along the text, from {brief(before)} to {brief(after)} times the noise, "
             "as errors of positions and of rotary angles do."

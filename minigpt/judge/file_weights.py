@@ -20,19 +20,18 @@ from minigpt.checkpoint.contents import (
     is_gguf,
     local_place,
     read_stable,
-    write_json,
 )
 from minigpt.checkpoint.gguf import LINEAR_WEIGHTS, types_of
-from minigpt.checkpoint.pretrained import tensors_of
+from minigpt.checkpoint.pretrained import loaded_tensors
 from minigpt.engines.weights import Constant, constants_of
 from minigpt.errors import CheckpointError, ConfigError, listing
-from minigpt.files import TemporaryFolder
+from minigpt.files import TemporaryFolder, write_json
 
 HEAD = "lm_head.weight"
 MOST_SAID = 5  # sentences on tensors
 SAMPLED = 4096  # values of a tensor by which its partner is searched
-FAR = 0.7  # of its size: two bits a weight move a tensor by 0.35, and another tensor of its size is 1.4 away
-BLOCK = 32  # values
+MOST_MOVED = 0.7  # of its size: two bits a weight move a tensor by 0.35, and another tensor of its size is 1.4 away
+BLOCK_VALUES = 32  # values
 FAR_BLOCK = 0.5  # of its size, beside four times the median of all: rounding to a few bits makes 2.7 times it at most
 ROUNDED = {"f64": 1e-6, "f32": 1e-6, "f16": 1e-3, "bf16": 8e-3}  # how far a block may be in a floating dtype
 
@@ -75,10 +74,10 @@ def weights_of(file: str | Path, original: str | Path | None = None) -> FileWeig
     files, expected = None, dict[str, Tensor]()
     if original is not None:
         files = Files.at(local_place(original))
-        for name, tensor in read_stable(files.place, tensors_of).items():
+        for name, tensor in read_stable(files.place, loaded_tensors).items():
             expected[name] = tensor.float()
     if is_gguf(path):
-        tensors, strange = read_stable(path, tensors_of), list[str]()
+        tensors, strange = read_stable(path, loaded_tensors), list[str]()
         types = types_of(path, tensors)
         if files is not None:
             strange = strange_numbers(Files.at(path), files) + strange_tensors(tensors, expected, types)
@@ -109,7 +108,7 @@ def weights_of(file: str | Path, original: str | Path | None = None) -> FileWeig
     return FileWeights(folder.path, tensors, types, strange_tensors(tensors, expected, types) + strange, folder)
 
 
-class Form(NamedTuple):
+class StoredForm(NamedTuple):
     """A constant of a file without sizes of 1, as it is or transposed."""
 
     values: Tensor
@@ -126,22 +125,22 @@ def partners_of(
     Args:
         vocab_size: the rows of the embedding, whose second copy is the head.
     """
-    forms: list[Form] = []
+    forms: list[StoredForm] = []
     for constant in constants:
         values = torch.from_numpy(constant.values).squeeze()
-        forms.append(Form(values, constant))
+        forms.append(StoredForm(values, constant))
         if values.ndim == 2:
-            forms.append(Form(values.mT, constant))
-    pairs: list[tuple[float, str, Form]] = []
+            forms.append(StoredForm(values.mT, constant))
+    pairs: list[tuple[float, str, StoredForm]] = []
     for name, tensor in expected.items():
         for form in forms:
             if form.values.shape == tensor.shape:
                 pairs.append((away(_sample(form.values), _sample(tensor)), name, form))
     pairs.sort(key=lambda pair: pair[0])
-    near = [pair for pair in pairs if pair[0] < FAR]
-    found, taken = dict[str, Form](), dict[int, str]()  # which tensor has taken a constant
+    near = [pair for pair in pairs if pair[0] < MOST_MOVED]
+    found, taken = dict[str, StoredForm](), dict[int, str]()  # which tensor has taken a constant
 
-    def take(pairs: Sequence[tuple[float, str, Form]]) -> None:
+    def take(pairs: Sequence[tuple[float, str, StoredForm]]) -> None:
         for _, name, form in pairs:
             if name not in found and id(form.constant) not in taken:
                 found[name] = form
@@ -154,8 +153,8 @@ def partners_of(
     for name in expected.keys() - found.keys():
         for form in forms:
             rows = rows_like(form.values, expected[name])
-            if rows is not None and away(rows, expected[name]) < FAR:
-                found[name] = Form(rows, form.constant)
+            if rows is not None and away(rows, expected[name]) < MOST_MOVED:
+                found[name] = StoredForm(rows, form.constant)
     for _, name, form in near:  # a second copy of the embedding
         is_embedding = expected[name].ndim == 2 and len(expected[name]) == vocab_size
         if not is_embedding or id(form.constant) in taken or HEAD in {*expected, *found}:
@@ -211,7 +210,7 @@ def strange_tensors(
             strange.append((math.inf, f"the file has no {name} of the original's shape, {tuple(tensor.shape)}"))
             continue
         moved = away(tensors[name], tensor)
-        if moved >= FAR:
+        if moved >= MOST_MOVED:
             strange.append((moved, f"{name} of the file is not the original's: {moved:.2g} of its size away"))
             continue
         rows, own = tensor, tensors[name]
@@ -236,11 +235,11 @@ def strange_tensors(
 
 def _moves_of_blocks(tensor: Tensor, expected: Tensor) -> Float[Tensor, " blocks"]:
     """Return how far each block of 32 values has moved, by its size, or the mean size of all if that is larger."""
-    whole = expected.numel() // BLOCK * BLOCK
+    whole = expected.numel() // BLOCK_VALUES * BLOCK_VALUES
     if not whole:
         return torch.zeros(1)
-    blocks = expected.reshape(-1)[:whole].view(-1, BLOCK)
-    moves = (tensor.reshape(-1)[:whole].view(-1, BLOCK) - blocks).square().sum(1)
+    blocks = expected.reshape(-1)[:whole].view(-1, BLOCK_VALUES)
+    moves = (tensor.reshape(-1)[:whole].view(-1, BLOCK_VALUES) - blocks).square().sum(1)
     sizes = blocks.square().sum(1)
     return (moves / sizes.maximum(sizes.mean())).nan_to_num().sqrt()
 

@@ -15,19 +15,19 @@ from torch import Tensor
 from minigpt.judge.evidence import Evidence, Network, Prediction, Sums, finished, predict
 from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.measures import precision_of
-from minigpt.judge.mistakes import Mistake, Part
+from minigpt.judge.mistakes import Mistake, MistakePart
 from minigpt.judge.mistakes.text import centred
 from minigpt.progress import Steps
 from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
 from minigpt.shape import Shape
 
 TOGETHER = (  # mistakes that people make together, and whose effects need not add up
-    (Part.SPREAD, Part.DIVISOR),
-    (Part.SPREAD, Part.EPS),
-    (Part.DIVISOR, Part.EPS),
-    (Part.SPREAD, Part.DIVISOR, Part.EPS),
-    (Part.WIRING, Part.LAST_NORM),
-    (Part.SCALE, Part.MASK),
+    (MistakePart.SPREAD, MistakePart.DIVISOR),
+    (MistakePart.SPREAD, MistakePart.EPS),
+    (MistakePart.DIVISOR, MistakePart.EPS),
+    (MistakePart.SPREAD, MistakePart.DIVISOR, MistakePart.EPS),
+    (MistakePart.WIRING, MistakePart.LAST_NORM),
+    (MistakePart.SCALE, MistakePart.MASK),
 )
 OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
 
@@ -197,7 +197,7 @@ class MistakeSearch:
     def _by_one_in_one_block(self) -> list[Diagnosed] | None:
         """Explain the error by a mistake in the weights of one block alone."""
         blocks = range(Shape.of(self.network.model.config).n_layer)
-        of_weights = [mistake for mistake in self.singles if mistake.part is Part.WEIGHTS]
+        of_weights = [mistake for mistake in self.singles if mistake.part is MistakePart.WEIGHTS]
         most = self._most(LIMITS.kind_work) // max(1, len(blocks))
         alone = [(mistake.in_block(number),) for mistake in of_weights[:most] for number in blocks]
         nearest = self._near(sorted(alone, key=self._distance_of))

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.contents import CONFIG
 from minigpt.checkpoint.offloading import compute_in
-from minigpt.checkpoint.transformers_model import load_with_transformers, quiet_transformers
+from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing, raised
 from minigpt.garbage import uncollected
 from minigpt.host import host_of, uncompiled
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.runners import ModuleRunner
 from minigpt.precision import HALVES, Float64, default_dtype, dtype_name, full_products
+from minigpt.progress import quiet_transformers
 
 IN_MEMORY = 2**63  # bytes that a model may take whose size has been looked at before
 

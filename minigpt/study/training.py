@@ -20,12 +20,11 @@ from minigpt.errors import CheckpointError, ConfigError, GenerationError, to_ins
 from minigpt.files import finite, hash_json, locked, write_atomically
 from minigpt.host import Shape
 from minigpt.inputs import check_known
-from minigpt.judge.reference import quiet_transformers
 from minigpt.model import GPT2
 from minigpt.norms.foreign.arrays import require_gradients
 from minigpt.norms.textbook import FusedLayerNorm
 from minigpt.precision import HALVES
-from minigpt.progress import Progress
+from minigpt.progress import Progress, quiet_transformers
 from minigpt.recipe import Recipe
 from minigpt.scoring import join_texts, texts_in
 from minigpt.study.export import can_save_frozen, save_frozen

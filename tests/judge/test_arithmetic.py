@@ -21,9 +21,9 @@ from minigpt.judge.mistakes import Swaps
 from minigpt.judge.mistakes.arithmetic import (
     InputRounding,
     attention_rounded,
-    by_group,
     by_row,
     gelu_by_table,
+    in_groups,
     inputs_rounded,
     q8_k,
     rounded_sums,
@@ -97,8 +97,8 @@ def test_all_tokens_share_a_scale_as_onnxruntime_rounds_them() -> None:
 def test_a_row_has_a_scale_of_its_own() -> None:
     x = rows()
     assert ((by_row(x) - x).abs() <= x.abs().amax(-1, keepdim=True) / 254 * 1.0001).all()
-    assert (by_group(x, 512) == by_row(x)).all()
-    assert (by_group(x, 64)[:, :64] == by_row(x[:, :64])).all()
+    assert (in_groups(x, 512) == by_row(x)).all()
+    assert (in_groups(x, 64)[:, :64] == by_row(x[:, :64])).all()
 
 
 def test_a_sum_in_float16_is_that_of_q5_1() -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from minigpt.judge.mistakes import attention, blocks, configs, parts, rounding, text, weights  # noqa: F401
-from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, OF_OTHER, Mistake, Part, Swaps
+from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, OF_OTHER, Mistake, MistakePart, Swaps
 from minigpt.judge.mistakes.norms import wrong_norms
 from minigpt.judge.mistakes.rounding import rounded_matrices
 from minigpt.offload import is_offloaded
 from minigpt.shape import Shape
 
-__all__ = ["Mistake", "Part", "Swaps", "mistakes_of"]
+__all__ = ["Mistake", "MistakePart", "Swaps", "mistakes_of"]
 
 
 def mistakes_of(model: Any) -> Iterator[Mistake]:

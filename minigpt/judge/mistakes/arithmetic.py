@@ -50,7 +50,7 @@ def by_row(x: Tensor) -> Tensor:
     return int8(x.float(), dim=-1).to(x.dtype)
 
 
-def by_group(x: Tensor, size: int) -> Tensor:
+def in_groups(x: Tensor, size: int) -> Tensor:
     """Round rows to int8 as OpenVINO does: so many neighbours share a scale."""
     return int8(x.float().unflatten(-1, (-1, size)), dim=-1).flatten(-2).to(x.dtype)
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Part, Put, Swaps, as_given, mistake
+from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, MistakePart, Put, Swaps, as_given, mistake
 
 Heads = Float[Tensor, "batch heads seq head"]
 Scores = Float[Tensor, "batch heads seq seq"]
@@ -109,7 +109,12 @@ def step(
     Args:
         others: steps that are replaced too.
     """
-    about = {"family": words, "is_causal": is_causal, "cure": cure, "part": Part.MASK if name == "hide" else None}
+    about = {
+        "family": words,
+        "is_causal": is_causal,
+        "cure": cure,
+        "part": MistakePart.MASK if name == "hide" else None,
+    }
 
     def add(function: Step) -> Step:
         steps = {name: function, **others}
@@ -225,7 +230,7 @@ def scaling(words: str, factor: Callable[[int], float], **about: Any) -> Mistake
         for layer, block in enumerate(model.h):
             swaps.set(block.attn, "scale", block.attn.scale * factor(layer))
 
-    return Mistake(words, put, part=Part.SCALE, **about)
+    return Mistake(words, put, part=MistakePart.SCALE, **about)
 
 
 @OF_GPT2.add

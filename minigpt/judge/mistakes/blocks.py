@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Part, Put, Swaps, mistake
+from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, MistakePart, Put, Swaps, mistake
 
 Step = Callable[[Any, Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
@@ -58,7 +58,7 @@ def blockwise(words: str) -> Callable[[Step], Step]:
 
     def add(step: Step) -> Step:
         WIRINGS[words] = step
-        return mistake(words, into=reordered, part=Part.WIRING)(step)
+        return mistake(words, into=reordered, part=MistakePart.WIRING)(step)
 
     return add
 
@@ -227,12 +227,12 @@ def wrong_orders(config: Any) -> Iterator[Mistake]:
         yield ordered(f"blocks {layer - 1} and {layer} exchanged", exchanged, rank=1)
 
 
-@mistake("no last norm", part=Part.LAST_NORM)
+@mistake("no last norm", part=MistakePart.LAST_NORM)
 def no_last_norm(model: Any, swaps: Swaps) -> None:
     swaps.set(model, "ln_f", nn.Identity())
 
 
-@mistake("the last norm twice", part=Part.LAST_NORM)
+@mistake("the last norm twice", part=MistakePart.LAST_NORM)
 def last_norm_twice(model: Any, swaps: Swaps) -> None:
     swaps.set(model, "ln_f", nn.Sequential(model.ln_f, model.ln_f))
 

@@ -8,11 +8,11 @@ from minigpt.judge.mistakes.blocks import OWN
 from minigpt.judge.mistakes.changed import configured
 from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake
 
-FAR = 2**30  # tokens that no text has
+NEVER = 2**30  # tokens that no text has
 THETAS = (1e4, 5e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 1e7)
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
 LENGTHS = (2048, 4096, 8192, 32768)
-PARTS = (0.25, 0.5, 0.75, 1.0)
+ROTATED_SHARES = (0.25, 0.5, 0.75, 1.0)
 WINDOWS = ("sliding_window", "window_size", "sliding_window_size", "attention_window_size", "attention_chunk_size")
 CAPS = {
     "attn_logit_softcapping": "scores",
@@ -25,7 +25,7 @@ MULTIPLIERS = (
     "lm_head_multiplier", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier", "embedding_scale",
     "routed_scaling_factor", "router_scaling_factor", "route_scale", "attention_value_scale", "residual_scale",
 )  # fmt: skip
-ACTIVATIONS = {  # the names of transformers
+OTHER_ACTIVATIONS = {  # the names of transformers
     "gelu": "the exact GELU in place of {}",
     "gelu_pytorch_tanh": "the tanh GELU in place of {}",
     "quick_gelu": "the sigmoid GELU, x sigmoid(1.702 x), in place of {}",
@@ -107,7 +107,7 @@ def wrong_bases(config: Any, kind: str, rope: dict[str, Any]) -> Iterator[Mistak
         if part < 1:
             words = "rotary frequencies over the whole head in place of its rotated part"
             yield with_rope(words, kind, {"rope_theta": theta**part})
-    for other in sorted({*PARTS, part / 2, min(1.0, 2 * part)} - {part}):
+    for other in sorted({*ROTATED_SHARES, part / 2, min(1.0, 2 * part)} - {part}):
         if part < 1:
             words = f"{number(other)} of a head rotated in place of {number(part)}"
             yield with_rope(words, kind, {"partial_rotary_factor": other})
@@ -171,12 +171,12 @@ def wrong_layers_with_positions(model: Any) -> Iterator[Mistake]:
             "rotary positions in the layers without, and none in the others", no_rope_layers=[1 - x for x in own]
         )
     if getattr(config, "rope_interleave", None) is not None:
-        words = NEIGHBOURS if not config.rope_interleave else HALVES
+        words = NEIGHBOURS if not config.rope_interleave else OF_HALVES
         yield setting(words, rope_interleave=not config.rope_interleave)
 
 
 NEIGHBOURS = "rotary pairs of neighbours, (2 i, 2 i + 1), in place of halves, (i, i + D / 2)"
-HALVES = "rotary pairs of halves, (i, i + D / 2), in place of neighbours, (2 i, 2 i + 1)"
+OF_HALVES = "rotary pairs of halves, (i, i + D / 2), in place of neighbours, (2 i, 2 i + 1)"
 
 
 # Windows
@@ -185,7 +185,7 @@ HALVES = "rotary pairs of halves, (i, i + D / 2), in place of neighbours, (2 i, 
 def window_of(config: Any) -> int | None:
     """Return how many tokens a token sees in some layer; None if it sees all before it."""
     windows = [getattr(config, name, None) for name in WINDOWS]
-    return next((window for window in windows if isinstance(window, int) and 1 < window < FAR), None)
+    return next((window for window in windows if isinstance(window, int) and 1 < window < NEVER), None)
 
 
 @OF_OTHER.add
@@ -194,10 +194,10 @@ def wrong_windows(model: Any) -> Iterator[Mistake]:
     config = model.config.get_text_config()
     for name in WINDOWS:
         window = getattr(config, name, None)
-        if not isinstance(window, int) or not 1 < window < FAR:
+        if not isinstance(window, int) or not 1 < window < NEVER:
             continue
         kind = "chunks" if "chunk" in name else "a sliding window"
-        yield setting("no sliding window" if "window" in name else "no chunks of attention", **{name: FAR})
+        yield setting("no sliding window" if "window" in name else "no chunks of attention", **{name: NEVER})
         for other in (window - 1, window + 1, window // 2, 2 * window):
             yield setting(f"{kind} of {number(other)} in place of {number(window)}", **{name: other})
     types = getattr(config, "layer_types", None) or []
@@ -257,7 +257,7 @@ def wrong_activations(model: Any) -> Iterator[Mistake]:
         if not isinstance(right, str):
             continue
         short = OWN.get(right, {"relu2": "squared ReLU"}.get(right, right))
-        for other, words in ACTIVATIONS.items():
+        for other, words in OTHER_ACTIVATIONS.items():
             if OWN.get(other, other) != OWN.get(right, right):
                 yield setting(words.format(short), **{name: other})
 

@@ -55,7 +55,7 @@ def as_given(x: Tensor) -> Tensor:
     return x
 
 
-class Part(Enum):
+class MistakePart(Enum):
     """What a mistake changes, where that decides what it is tried with."""
 
     WIRING = auto()
@@ -101,7 +101,7 @@ class Mistake:
     fit: OfBoth | None = None
     rank: int = 0
     cure: str = ""
-    part: Part | None = None
+    part: MistakePart | None = None
 
     def in_block(self, number: int) -> "Mistake":
         """Return the mistake in one block alone of those that it is in."""

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.host import host_of
-from minigpt.judge.mistakes.mistake import Mistake, Part, Swaps
+from minigpt.judge.mistakes.mistake import Mistake, MistakePart, Swaps
 from minigpt.norms.formulas import (
     AS_ONE_PLUS,
     AS_WEIGHT,
@@ -25,7 +25,11 @@ from minigpt.norms.formulas import (
 from minigpt.norms.record import NormSite
 from minigpt.norms.registry import KINDS
 
-PARTS = {"spread": Part.SPREAD, "divisor": Part.DIVISOR, "eps": Part.EPS}  # whose common mistakes are made together
+PAIRED_PARTS = {
+    "spread": MistakePart.SPREAD,
+    "divisor": MistakePart.DIVISOR,
+    "eps": MistakePart.EPS,
+}  # whose common mistakes are made together
 
 
 class FormulaNorm(nn.Module):
@@ -76,7 +80,7 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
             words = "the scale as 2 + weight: the 1 added twice"
         about: dict[str, Any] = {"family": words, "cure": CURES.get(words, ""), "rank": len(sites) < len(known)}
         if len(sites) == len(known) and (about["cure"] or table == "eps"):
-            about["part"] = PARTS.get(table)
+            about["part"] = PAIRED_PARTS.get(table)
         return Mistake(f"{words} in {place}", put, is_causal=table != "dims", **about)
 
     first = next(iter(known.values()))

@@ -18,8 +18,8 @@ from minigpt.host import host_of
 from minigpt.judge.mistakes.attention import EXCHANGED, OF_SCORES, ORDERS, PLACE, SPLIT_BY_RESHAPE, STEPS, score
 from minigpt.judge.mistakes.blocks import WIRINGS
 from minigpt.judge.mistakes.changed import call_instead, calls, code_of
-from minigpt.judge.mistakes.configs import HALVES, NEIGHBOURS, NORMALIZED, NOT_NORMALIZED, ropes, window_of
-from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake, Part, Swaps
+from minigpt.judge.mistakes.configs import NEIGHBOURS, NORMALIZED, NOT_NORMALIZED, OF_HALVES, ropes, window_of
+from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake, MistakePart, Swaps
 from minigpt.judge.mistakes.norms import places_of
 from minigpt.judge.mistakes.rounding import HALF_FORMATS, Rounds
 from minigpt.norms.formulas import formula, right_parts
@@ -112,7 +112,7 @@ def turn_neighbours(right: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, 
     return right(q, k, cos, sin, *rest, **options)
 
 
-@turning(HALVES, "neighbours", cure="Rotate x[2 * i] with x[2 * i + 1] in place of x[i] with x[i + D / 2].")
+@turning(OF_HALVES, "neighbours", cure="Rotate x[2 * i] with x[2 * i + 1] in place of x[i] with x[i + D / 2].")
 @turning("rows of q and k permuted for rotary pairs of neighbours, and halves rotated", "halves")
 def turn_halves(right: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **options: Any) -> Any:
     q, k = of_rotated(together, cos, q, k)
@@ -247,7 +247,7 @@ def attend_farther(
     return right(module, q, k, v, mask, *rest, **options)
 
 
-def reshaped(x: Tensor) -> Tensor:
+def reshaped_heads(x: Tensor) -> Tensor:
     """Read (B, T, H, D) as (B, H, T, D), or the other way round."""
     return x.transpose(1, 2).reshape(x.shape)
 
@@ -256,11 +256,11 @@ def split_by_reshape(model: Any, swaps: Swaps, *, merges: bool) -> None:
     name, _ = rotate_of(model)
 
     def turn(right: Any, q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Any:
-        return right(reshaped(q), reshaped(k), *rest, **options)
+        return right(reshaped_heads(q), reshaped_heads(k), *rest, **options)
 
     def attend(right: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
-        y, weights = right(module, q, k, reshaped(v), *rest, **options)
-        return reshaped(y) if merges else y, weights
+        y, weights = right(module, q, k, reshaped_heads(v), *rest, **options)
+        return reshaped_heads(y) if merges else y, weights
 
     for module in attentions(model):
         call_instead(module, swaps, name, lambda right: partial(turn, right))
@@ -295,7 +295,7 @@ def wrong_attention(model: Any) -> Iterator[Mistake]:
     if groups is not None and 1 < groups < heads:
         cure = "Let query head h read key head h // (heads / groups) in place of h % groups."
         yield attending("heads of keys and values tiled in place of repeated", attend_tiled, cure=cure)
-    yield attending(NO_MASK, attend_to_all, is_causal=False, part=Part.MASK)
+    yield attending(NO_MASK, attend_to_all, is_causal=False, part=MistakePart.MASK)
     width, size = config.hidden_size, getattr(modules[0], "head_dim", None) or config.hidden_size // heads
     scale = getattr(modules[0], "scaling", size**-0.5)
     scales = {  # the first words of a number stay
@@ -308,7 +308,7 @@ def wrong_attention(model: Any) -> Iterator[Mistake]:
     scales.setdefault((width / heads) ** -0.5, "scores scaled by 1 / sqrt(n_embd / n_head)")
     for other, words in scales.items():
         if not math.isclose(other, scale):
-            yield attending(words, partial(attend_scaled, times=other / scale), part=Part.SCALE)
+            yield attending(words, partial(attend_scaled, times=other / scale), part=MistakePart.SCALE)
     for form, rounds, error in HALF_FORMATS:
         yield attending(f"keys and values rounded to {form}", partial(attend_rounded, rounds=rounds), error=error)
 
@@ -415,7 +415,7 @@ def missing_norms(model: Any) -> Iterator[Mistake]:
 
 # Blocks, experts, embedding and head
 
-BLOCK = {"input_layernorm", "post_attention_layernorm", "mlp"}
+BLOCK_PARTS = {"input_layernorm", "post_attention_layernorm", "mlp"}
 
 
 @OF_OTHER.add
@@ -426,7 +426,7 @@ def wrong_blocks(model: Any) -> Iterator[Mistake]:
         parts = {
             name for name, part in host.root.get_submodule(block).named_children() if not isinstance(part, nn.Dropout)
         }
-        if parts not in (BLOCK | {"self_attn"}, BLOCK | {"attention"}):
+        if parts not in (BLOCK_PARTS | {"self_attn"}, BLOCK_PARTS | {"attention"}):
             return
     for words, step in WIRINGS.items():
         if words in ("no ln_1", "no ln_2"):  # as any norm that is left out
@@ -450,7 +450,9 @@ def wrong_blocks(model: Any) -> Iterator[Mistake]:
                 swaps.set(block, "forward", forward)
 
         yield Mistake(
-            words.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm"), put, part=Part.WIRING
+            words.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm"),
+            put,
+            part=MistakePart.WIRING,
         )
 
 
@@ -541,7 +543,9 @@ def layers_of(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     return layers
 
 
-def altering(words: str, roles: Iterable[str], role: str, change: Callable[[Any], Tensor], **about: Any) -> Mistake:
+def altering_roles(
+    words: str, roles: Iterable[str], role: str, change: Callable[[Any], Tensor], **about: Any
+) -> Mistake:
     """Return the mistake of other weights or biases in the layers of these names."""
 
     def put(model: Any, swaps: Swaps) -> None:
@@ -569,11 +573,11 @@ def wrong_weights(model: Any) -> Iterator[Mistake]:
         if "attention" in type(places[0][0]).__name__.lower():
             of_attention.add(name)
     for name in square:
-        yield altering(f"{name} not transposed", [name], "weight", lambda weight: weight.T)
+        yield altering_roles(f"{name} not transposed", [name], "weight", lambda weight: weight.T)
     if len(square) > 1:
-        yield altering("every square matrix not transposed", square, "weight", lambda weight: weight.T)
+        yield altering_roles("every square matrix not transposed", square, "weight", lambda weight: weight.T)
     for name in biased:
-        yield altering(f"no bias in {name}", [name], "bias", torch.zeros_like)
+        yield altering_roles(f"no bias in {name}", [name], "bias", torch.zeros_like)
     groups = {
         "no biases of q, k and v": [name for name in biased if name in SEPARATE],
         "no biases in attention": [name for name in biased if name in of_attention],
@@ -584,7 +588,7 @@ def wrong_weights(model: Any) -> Iterator[Mistake]:
     for words, names in groups.items():
         if len(names) > 1 and names not in tried:
             tried.append(names)
-            yield altering(words, names, "bias", torch.zeros_like)
+            yield altering_roles(words, names, "bias", torch.zeros_like)
 
 
 def exchanging(words: str, names: Sequence[str], order: Sequence[str]) -> Mistake:

@@ -12,9 +12,9 @@ from minigpt.engines.weights import OF_INTEGERS
 from minigpt.judge.mistakes.arithmetic import (
     InputRounding,
     attention_rounded,
-    by_group,
     by_row,
     gelu_by_table,
+    in_groups,
     inputs_rounded,
     q8_k,
     rounded_sums,
@@ -34,7 +34,7 @@ GGML_INPUTS = {  # by the type of the weights: ``vec_dot_type`` in ggml-cpu.c of
 }  # fmt: skip
 GGML_CACHES: dict[str, Rounds] = {"f16": to_float16, "bf16": to_bfloat16, "q8_0": q8_0}
 OPENVINO_INTEGERS = ("i4", "i8", "u4", "u8")
-TENSORS = InputRounding("8 bits with a zero point, by tensor", unsigned)
+BY_TENSOR = InputRounding("8 bits with a zero point, by tensor", unsigned)
 ROWS = InputRounding("8 bits by row", by_row)
 
 
@@ -56,9 +56,9 @@ def documented(engine: Engine, types: Mapping[str, str]) -> list[Mistake]:
     elif isinstance(engine, Ctranslate2Generator) and "int8" in engine.settings["compute_type"]:
         roundings = {name: ROWS for name, kind in types.items() if kind.startswith("int8")}
     elif isinstance(engine, OnnxSession):
-        roundings = {name: TENSORS for name, kind in types.items() if kind.endswith(OF_INTEGERS)}
+        roundings = {name: BY_TENSOR for name, kind in types.items() if kind.endswith(OF_INTEGERS)}
     elif isinstance(engine, OpenVinoRequest) and (size := int(engine.settings.get(GROUP_SIZE, 0))):
-        groups = InputRounding(f"8 bits in groups of {size}", partial(by_group, size=size))
+        groups = InputRounding(f"8 bits in groups of {size}", partial(in_groups, size=size))
         roundings = {name: groups for name, kind in types.items() if kind in OPENVINO_INTEGERS}
     if not roundings:
         return others

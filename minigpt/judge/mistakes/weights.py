@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.judge.mistakes.mistake import Part, Put, Swaps, mistake
+from minigpt.judge.mistakes.mistake import MistakePart, Put, Swaps, mistake
 
 Change = Callable[[Tensor], Tensor]
 LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -30,7 +30,7 @@ def altering(words: str, layers: Sequence[str], role: str = "weight", **about: A
 
         return put
 
-    return mistake(words, into=altered, part=Part.WEIGHTS, **about)
+    return mistake(words, into=altered, part=MistakePart.WEIGHTS, **about)
 
 
 def is_square(config: Any) -> bool:
