@@ -2,7 +2,7 @@
 
 python tests/any_model_rates.py --json docs/results/any-model.json
 
-The ports are those of ``ported.py``, of tiny random models. It takes about fifteen minutes on one idle core.
+The ports are those of ``ported.py``, of tiny random models. It takes about half an hour on one idle core.
 """
 
 import sys
@@ -36,23 +36,24 @@ def original_of(family: str, dtype: str) -> Original:
     return Original(place, prompts=ported.PROMPTS, max_new_tokens=8, device="cpu", dtype=dtype)
 
 
+def told(name: str, one: Row) -> Row:
+    print(name, one, file=sys.stderr, flush=True)
+    return one
+
+
 def ask(family: str, dtype: str, program: Any, expected: tuple[str, ...]) -> Row:
     ratio, seconds, found = diagnose(original_of(family, dtype), program)
     result = result_of(ratio, found, expected) if expected or ratio <= MOST_NOISE or not found else "named wrongly"
-    return row(ratio, seconds, found, result)
+    one = row(ratio, seconds, found, result)
+    return told(f"{family}, {dtype}", {name: one[name] for name in ("result", "ratio", "named")})
 
 
 def singles(dtype: str) -> dict[str, Row]:
     rows = {}
     for family, words, settings in ported.single_plants():
         port = ported.Port(original_of(family, dtype).truth.facts.place, getattr(torch, dtype), **settings)
-        rows[f"{family}: {words}"] = told(f"{family}: {words}", ask(family, dtype, port, (words,)))
+        rows[f"{family}: {words}"] = ask(family, dtype, port, (words,))
     return rows
-
-
-def told(name: str, one: Row) -> Row:
-    print(name, one, file=sys.stderr, flush=True)
-    return one
 
 
 def pairs(dtype: str) -> dict[str, Row]:
@@ -60,7 +61,7 @@ def pairs(dtype: str) -> dict[str, Row]:
     for family, first, second, *words in ported.PAIRS:
         port = ported.Port(original_of(family, dtype).truth.facts.place, getattr(torch, dtype), **first, **second)
         name = f"{family}: {' + '.join(words)}"
-        rows[name] = told(name, ask(family, dtype, port, tuple(words)))
+        rows[name] = ask(family, dtype, port, tuple(words))
     return rows
 
 
@@ -68,7 +69,7 @@ def rights(dtype: str) -> dict[str, Row]:
     rows = {}
     for family, name, make in ported.right_programs():
         program = make(original_of(family, dtype).truth.facts.place, getattr(torch, dtype))
-        rows[f"{family}: {name}"] = told(f"{family}: {name}", ask(family, dtype, program, ()))
+        rows[f"{family}: {name}"] = ask(family, dtype, program, ())
     return rows
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.errors import raised
@@ -463,9 +464,10 @@ def routing(words: str, weigh: Callable[[Tensor, Tensor], Tensor]) -> Mistake:
         for module in model.modules():
             if type(module).__name__.endswith("Router"):
 
-                def forward(x: Tensor, right: Any = module.forward) -> Any:
-                    logits, weights, chosen = right(x)
-                    return logits, weigh(logits, chosen).to(weights.dtype), chosen
+                def forward(x: Tensor, module: Any = module, right: Any = module.forward) -> Any:
+                    returned, weights, chosen = right(x)  # older versions return probabilities first
+                    logits = F.linear(x.flatten(0, -2), module.weight, getattr(module, "bias", None))
+                    return returned, weigh(logits, chosen).to(weights.dtype), chosen
 
                 swaps.set(module, "forward", forward)
 
