@@ -72,6 +72,8 @@ def run(words: list[str]) -> int:
         return _fail(error.spelled(option_name))
     except _UsageError as error:
         command = "minigpt"
+        if words[0] in COMMANDS:
+            command = f"minigpt {words[0]}"
         if error.ctx:
             command = error.ctx.command_path
         return _fail(f"{error.format_message()} ({command} --help shows what there is)")

@@ -575,6 +575,7 @@ BAD = [
     (f"{PARITY} --budget kl", "'kl'.*budget"),
     (f"{PARITY} --text no/such/file.txt", r"no/such/file\.txt"),
     (f"{PARITY} --norm no/such/norm.py:Norm", r"no/such/norm\.py"),
+    ("parity --csv", "requires an argument.*minigpt parity --help"),
     ("parity report.json", "--compare must be given to read report.json"),
     ("parity --compare", "--compare needs the files of two or more reports"),
     ("parity --compare PROMPTS PROMPTS", "prompts.jsonl is not a JSON object"),
