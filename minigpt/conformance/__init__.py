@@ -1,6 +1,6 @@
 """Is this class a LayerNorm? Hard rows, shapes, dtypes, gradients and torch.compile, and the name of what is wrong.
 
-check.py          runs the cases on a norm, and returns the report; summary.py shows it
+check.py          runs the cases on a norm, and returns the report of summary.py, which shows it
   cases.py  behaviour.py      the cases
   case.py         one question to a norm at each dtype, and the result
   subject.py      the norm under check: how it is built and called
@@ -13,6 +13,7 @@ diagnosis.py      from failed cases to the name of the mistake
 """
 
 from minigpt.conformance.case import CaseResult
-from minigpt.conformance.check import ConformanceReport, case_names, check_norm
+from minigpt.conformance.check import case_names, check_norm
+from minigpt.conformance.summary import ConformanceReport
 
 __all__ = ["CaseResult", "ConformanceReport", "case_names", "check_norm"]
