@@ -26,4 +26,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
     def __getattr__(name: str) -> Any:
         if name not in _FILES:
             raise AttributeError(f"module 'minigpt.engines' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
