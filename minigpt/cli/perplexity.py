@@ -86,10 +86,10 @@ def perplexity(
         means = mean_perplexities(results)
         of_all, by_text = [Number(means["perplexity"], precise)], [Number(means["perplexity_by_text"], precise)]
         if expected is not None:
-            own = mean_perplexities(expected)
-            means["perplexity_of_the_original"] = own["perplexity"]
-            of_all.append(Number(own["perplexity"], precise))
-            by_text.append(Number(own["perplexity_by_text"], precise))
+            expected_means = mean_perplexities(expected)
+            means["perplexity_of_the_original"] = expected_means["perplexity"]
+            of_all.append(Number(expected_means["perplexity"], precise))
+            by_text.append(Number(expected_means["perplexity_by_text"], precise))
         rows.append(["all tokens", *of_all, None, Number(means["scored"], count)])
         rows.append(["each text counted once", *by_text, None, None])
         heads = ["text", "perplexity", *["of the original"] * (models - 1), "loss, nats", "tokens scored"]

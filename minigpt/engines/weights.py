@@ -86,7 +86,8 @@ class OnnxGraph:
     """
 
     def __init__(self, onnx: Any, model: Any) -> None:
-        to_array, evaluator = onnx.numpy_helper.to_array, load_package("onnx.reference", "onnx").ReferenceEvaluator
+        to_array = onnx.numpy_helper.to_array
+        evaluator = load_package("onnx.reference", "onnx").ReferenceEvaluator
         opsets = {opset.domain: opset.version for opset in model.opset_import}
         self.values = {tensor.name: to_array(tensor) for tensor in model.graph.initializer}
         self.sources = {name: name for name in self.values}
@@ -94,12 +95,14 @@ class OnnxGraph:
         self.producers: dict[str, Any] = {}
         self.consumers: dict[str, list[Any]] = {}
         for node in model.graph.node:
-            given = {name: self.values[name] for name in node.input if name in self.values}
+            inputs = {name: self.values[name] for name in node.input if name in self.values}
             if node.op_type == "Constant" and node.attribute[0].HasField("t"):
                 self._keep(node, to_array(node.attribute[0].t))
-            elif node.op_type in KEEPS_SIZE and len(given) == len(node.input):
+            elif node.op_type in KEEPS_SIZE and len(inputs) == len(node.input):
                 node.domain = ""  # onnxruntime has some under its own
-                self._keep(node, evaluator(node, opsets=opsets).run(None, given)[0])
+                alone = evaluator(node, opsets=opsets)
+                (value,) = alone.run(None, inputs)
+                self._keep(node, value)
             else:
                 self.nodes.append(node)
                 self.producers |= dict.fromkeys(node.output, node)
@@ -108,11 +111,15 @@ class OnnxGraph:
 
     def _keep(self, node: Any, value: np.ndarray) -> None:
         name = node.output[0]
-        self.values[name], self.sources[name] = value, self.sources.get((*node.input, "")[0], name)
+        source = node.input[0] if node.input else name
+        self.values[name] = value
+        self.sources[name] = self.sources.get(source, name)
 
     def dequantized(self, node: Any, place: int) -> tuple[np.ndarray, str] | None:
         """Return the values of an input, and how they are stored; None of one that is no weight."""
-        value, kind = self.values[node.input[place]], node.op_type
+        name = node.input[place]
+        value = self.values[name]
+        kind = node.op_type
         if kind in IN_BLOCKS:
             return self._in_blocks(node, value) if place == IN_BLOCKS[kind] else None
         weight, scale, zero = OPERANDS.get(kind, (-1, -1, -1))
@@ -128,7 +135,8 @@ class OnnxGraph:
                     return _with_scale(value, self._at(after, 1), self._at(after, 2))
         if value.dtype.name.startswith(("int", "uint", "bool", "str", "object")):
             return None
-        return value.astype(np.float32), self.values[self.sources[node.input[place]]].dtype.name
+        stored = self.values[self.sources[name]]
+        return value.astype(np.float32), stored.dtype.name
 
     def _at(self, node: Any, place: int) -> np.ndarray | None:
         """Return an input, if it is a constant."""
@@ -150,19 +158,27 @@ class OnnxGraph:
     def _in_blocks(self, node: Any, weight: np.ndarray) -> tuple[np.ndarray, str]:
         """Return a weight (rows, columns) that has a scale for each block of a row."""
         how = {attribute.name: attribute.i for attribute in node.attribute}
-        bits, size, columns = how.get("bits", 4), how["block_size"], how.get("K", 0)
-        scale, zero = self._at(node, 2), self._at(node, 3)
-        along, has_order = how.get("quantize_axis", 1), any(node.input[4:5])
+        bits = how.get("bits", 4)
+        size = how["block_size"]
+        scale = self._at(node, 2)
+        zero = self._at(node, 3)
+        along = how.get("quantize_axis", 1)
+        has_order = any(node.input[4:5])
         if scale is None or bits not in (2, 4, 8) or along != 1 or has_order:
             raise CheckpointError(f"{node.op_type} of {bits} bits in this form is not known")
-        middle = 0 if weight.dtype.name in ("int4", "uint4") else 2 ** (bits - 1)
-        rows = _unpacked(weight, bits).reshape(len(weight), -1)
-        scale = scale.astype(np.float32).reshape(len(rows), -1)
+        rows = len(weight)
+        scale = scale.astype(np.float32).reshape(rows, -1, 1)
+        count = scale.shape[1]
+        blocks = _unpacked(weight, bits).reshape(rows, count, -1)
         if zero is not None:
-            middle = _unpacked(zero, bits).reshape(len(rows), -1)[:, : scale.shape[1], None]
-        blocks = rows.reshape(len(rows), scale.shape[1], -1).astype(np.float32)
-        dense = ((blocks - middle) * scale[..., None]).reshape(len(rows), -1)
-        return dense[:, : columns or None], f"int{bits}, a scale for {size}"
+            zeros = _unpacked(zero, bits).reshape(rows, -1, 1)
+            blocks -= zeros[:, :count]
+        elif weight.dtype == np.uint8:
+            blocks -= 2 ** (bits - 1)
+        blocks *= scale
+        dense = blocks.reshape(rows, -1)
+        columns = how.get("K", dense.shape[1])
+        return dense[:, :columns], f"int{bits}, a scale for {size}"
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -170,7 +186,10 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     if packed.dtype != np.uint8:
         return packed.astype(np.float32)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((packed[..., None] >> shifts) & (2**bits - 1)).reshape(*packed.shape[:-1], -1).astype(np.float32)
+    mask = 2**bits - 1
+    numbers = packed[..., None] >> shifts
+    numbers &= mask
+    return numbers.reshape(*packed.shape[:-1], -1).astype(np.float32)
 
 
 def _with_scale(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray | None) -> tuple[np.ndarray, str]:

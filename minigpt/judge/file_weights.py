@@ -138,34 +138,34 @@ def partners_of(
                 pairs.append((away(_sample(form.values), _sample(tensor)), name, form))
     pairs.sort(key=lambda pair: pair[0])
     near = [pair for pair in pairs if pair[0] < MOST_MOVED]
-    found, taken = dict[str, StoredForm](), dict[int, str]()  # which tensor has taken a constant
+    partners, taken = dict[str, StoredForm](), dict[int, str]()  # which tensor has taken a constant
 
     def take(pairs: Sequence[tuple[float, str, StoredForm]]) -> None:
         for _, name, form in pairs:
-            if name not in found and id(form.constant) not in taken:
-                found[name] = form
+            if name not in partners and id(form.constant) not in taken:
+                partners[name] = form
                 taken[id(form.constant)] = name
 
     take(near)
     for _, name, form in near:  # tensors of the same values, of which a file may keep one
-        if name not in found and torch.equal(expected[name], expected[taken[id(form.constant)]]):
-            found[name] = form
-    for name in expected.keys() - found.keys():
+        if name not in partners and torch.equal(expected[name], expected[taken[id(form.constant)]]):
+            partners[name] = form
+    for name in expected.keys() - partners.keys():
         for form in forms:
             rows = rows_like(form.values, expected[name])
             if rows is not None and away(rows, expected[name]) < MOST_MOVED:
-                found[name] = StoredForm(rows, form.constant)
+                partners[name] = StoredForm(rows, form.constant)
     for _, name, form in near:  # a second copy of the embedding
         is_embedding = expected[name].ndim == 2 and len(expected[name]) == vocab_size
-        if not is_embedding or id(form.constant) in taken or HEAD in {*expected, *found}:
+        if not is_embedding or id(form.constant) in taken or HEAD in {*expected, *partners}:
             continue
-        table, head = found[name], form
+        table, head = partners[name], form
         if head.constant.is_table:
             table, head = head, table
         if not torch.equal(table.values, head.values):
-            found[name], found[HEAD] = table, head
+            partners[name], partners[HEAD] = table, head
     take(pairs)
-    return {name: (form.values, form.constant.kind) for name, form in found.items()}
+    return {name: (form.values, form.constant.kind) for name, form in partners.items()}
 
 
 def rows_like(longer: Tensor, tensor: Tensor) -> Tensor | None:
@@ -213,24 +213,25 @@ def strange_tensors(
         if moved >= MOST_MOVED:
             strange.append((moved, f"{name} of the file is not the original's: {moved:.2g} of its size away"))
             continue
-        rows, own = tensor, tensors[name]
+        rows, stored = tensor, tensors[name]
         if name.endswith(LINEAR_WEIGHTS):  # (in, out)
-            rows, own = rows.mT, own.mT
-        moves = _moves_of_blocks(own, rows)
+            rows, stored = rows.mT, stored.mT
+        moves = _moves_of_blocks(stored, rows)
         median = moves.median().item()
         most = ROUNDED.get(types.get(name, "").lower().replace("float", "f"), FAR_BLOCK + 4 * median)
         far = int((moves > most).sum())
         if far:
-            said = (
+            sentence = (
                 f"{far:,} of {len(moves):,} blocks in {name} of the file are not the original's: up to "
                 f"{moves.max().item():.2g} of their size away, where half of all are {median:.2g} away at most"
             )
-            strange.append((moved, said))
+            strange.append((moved, sentence))
     strange.sort(key=lambda pair: -pair[0])
-    said = [sentence for _, sentence in strange[:MOST_SAID]]
-    if len(strange) > MOST_SAID:
-        said.append(f"{len(strange) - MOST_SAID} more of {len(expected)} tensors of the file are not the original's")
-    return said
+    sentences = [sentence for _, sentence in strange[:MOST_SAID]]
+    more = len(strange) - MOST_SAID
+    if more > 0:
+        sentences.append(f"{more} more of {len(expected)} tensors of the file are not the original's")
+    return sentences
 
 
 def _moves_of_blocks(tensor: Tensor, expected: Tensor) -> Float[Tensor, " blocks"]:
