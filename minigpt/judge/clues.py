@@ -134,14 +134,14 @@ def by_place(truth: OriginalData, figures: ParityFigures) -> Iterator[str]:
     else:
         return
     name, blocks = place.site, truth.facts.blocks
-    own = place.local_error
-    if own is not None and own > MOST_NOISE * place.noise:
-        yield f"The first output that is off is a norm's: {name} is off by {brief(own)} with the right input too."
+    local = place.local_error
+    if local is not None and local > MOST_NOISE * place.noise:
+        yield f"The first output that is off is a norm's: {name} is off by {brief(local)} with the right input too."
     elif before is not None and name not in blocks and before.site in blocks:
         yield f"The first output that is off is a norm's: {name} reads what {before.site} writes, which is right."
     elif before is not None and is_serial(truth, before.site, name):
         part = "an MLP's" if name in blocks else "an attention's"
-        if own is None and name not in blocks:
+        if local is None and name not in blocks:
             part += " or a norm's"
         yield f"The first output that is off is {part}: {before.site} is right, and {name} behind it is off."
 

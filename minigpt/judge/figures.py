@@ -282,8 +282,8 @@ class Places:
             if site in self.original.facts.blocks:
                 continue
             alone = self.measures.alone.get(site)
-            own = None if alone is None else alone.relative
-            rows.append(fields.NormSiteError(site, own, error, self.noise[site], site in swapped))
+            local = None if alone is None else alone.relative
+            rows.append(fields.NormSiteError(site, local, error, self.noise[site], site in swapped))
         return rows
 
     def blocks(self) -> list[fields.BlockError]:

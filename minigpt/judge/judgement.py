@@ -92,7 +92,11 @@ class Judgement:
         """Return the figures of everything that is asked for, with the norm in question at some sites."""
         self.say("comparing logits and norms")
         measures = self._measure()
-        measures.gradients = self._measure_gradients()
+        if self.has_gradients:
+            self.say("comparing gradients")
+            gradients = self.runner.gradients(self.original.texts.of_gradients)
+            if gradients is not None:
+                measures.gradients = relative_errors(gradients, self.original.gradients or {})
         require_on(self.claim.norm, self.original.facts.device)
         if self.original.texts.file:
             self.say(f"perplexity of {self.original.texts.file}")
@@ -167,16 +171,6 @@ class Judgement:
                 original.texts.prompts, decoded, [original.logits(prompt) for prompt in original.texts.prompts]
             )
         return measures
-
-    def _measure_gradients(self) -> dict[str, float] | None:
-        """Return the relative error of each Parameter's gradient; None if the candidate gives none."""
-        if not self.has_gradients:
-            return None
-        self.say("comparing gradients")
-        gradients = self.runner.gradients(self.original.texts.of_gradients)
-        if gradients is None:
-            return None
-        return relative_errors(gradients, self.original.gradients or {})
 
     def _figures(self, measures: Measures, sites: list[str], writer: Runner | None = None) -> ParityFigures:
         """Return the figures of measures.

@@ -529,10 +529,10 @@ class Floor:
 def precision_of(error: float, errors: Mapping[str, float]) -> Precision | None:
     """Return the dtype whose error is nearest to one, by their quotient; None if there is none to compare with."""
     nearest, quotient = None, math.inf
-    for name, own in errors.items():
-        if not (0 < own < math.inf and 0 < error < math.inf):
+    for name, noise in errors.items():
+        if not (0 < noise < math.inf and 0 < error < math.inf):
             continue
-        apart = abs(math.log(error / own))
+        apart = abs(math.log(error / noise))
         if apart < quotient:
-            nearest, quotient = Precision(name, error / own), apart
+            nearest, quotient = Precision(name, error / noise), apart
     return nearest

@@ -146,7 +146,11 @@ class Original:
         if as_file and not isinstance(candidate, Engine):
             raise ConfigError("is for another program's file, which minigpt.engines opens", argument="as_file")
         limits = parse_budget(budget)
-        gradients = self._has_gradients(gradients)
+        has_gradients = self.truth.gradients is not None
+        if gradients and not has_gradients:
+            raise ConfigError("needs an original that has gradients; read it with gradients too", argument="gradients")
+        if gradients is None:
+            gradients = has_gradients
         if candidate is None or isinstance(candidate, str | Path):
             opening = {"attention": self.truth.facts.attention} | opening
             candidate = Recipe(self.truth.facts.place if candidate is None else candidate, **opening)
@@ -192,18 +196,6 @@ class Original:
         """
         outputs = OutputsFile(Path(file))
         return self.judge(outputs, gradients=gradients, budget=budget, diagnose=diagnose, progress=progress)
-
-    def _has_gradients(self, gradients: bool | None) -> bool:
-        """Return whether gradients are compared; None is whether the original has them.
-
-        Raises:
-            ConfigError: if they are asked for, and the original has none.
-        """
-        if gradients is None:
-            return self.truth.gradients is not None
-        if gradients and self.truth.gradients is None:
-            raise ConfigError("needs an original that has gradients; read it with gradients too", argument="gradients")
-        return gradients
 
     def _like_the_original(self, recipe: Recipe) -> Recipe:
         """Return a recipe on the original's device and at its dtype.

@@ -701,8 +701,3 @@ def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> flo
 def text_file(figures: ParityFigures) -> str | None:
     """Return the text file that the models read; None if they read prompts alone."""
     return None if figures.text is None else figures.text.file
-
-
-def unit(figures: ParityFigures) -> str:
-    """Return the unit of the standard errors: "window" or "text"."""
-    return "window" if text_file(figures) else "text"

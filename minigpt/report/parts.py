@@ -38,7 +38,7 @@ from minigpt.report.fields import (
     noise_ratio,
     places,
     population,
-    unit,
+    text_file,
 )
 from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, times
 from minigpt.report.part import Cell, Number, Part, cell, cells, shown, titles
@@ -161,13 +161,18 @@ def _logits(report: ReportFields, logits: LogitsError) -> Part:
 def _distribution(report: ReportFields, measured: Distribution) -> Part:
     rows = _measured_rows(Distribution, measured)
     worst = measured.worst
-    of_what = unit(report)
+    of_what = _unit(report)
     where = f"position {worst.position} of {of_what} {worst.window}"
     if worst.text:
         where += f": {worst.text}"
     rows.append(("the largest KL divergence is at", where))
     sentence = f"Of {population(report)}, in nats, ± the standard error over {of_what}s."
     return Part("distribution", "Next-token distribution", sentence, ("", "this model"), rows)
+
+
+def _unit(report: ReportFields) -> str:
+    """Return the unit of the standard errors: "window" or "text"."""
+    return "window" if text_file(report) else "text"
 
 
 def _perplexity(report: ReportFields, text: PerplexityChange) -> Part:
@@ -282,7 +287,7 @@ def _removal(report: ReportFields, removal: Removal) -> Part:
     rows = [none, *_named_rows(RemovalStep, "site", removal.steps)]
     sentence = (
         f"The least harmful site is swapped first and stays, then the next. KL divergence from the original, on "
-        f"{count(removal.tokens)} tokens, ± the standard error over {unit(report)}s."
+        f"{count(removal.tokens)} tokens, ± the standard error over {_unit(report)}s."
     )
     heads = ("the last site", *titles(RemovalStep))
     return Part("removal", "One site after another", sentence, heads, rows, bars=1)
