@@ -2,7 +2,7 @@
 
 python tests/diagnosis_rates.py --json docs/results/diagnosis.json
 
-The plants are those of ``planted.py``. It takes about ten minutes on one idle core.
+The plants are those of ``planted.py``. It takes about fifteen minutes on one idle core.
 """
 
 import sys
@@ -29,7 +29,7 @@ from minigpt.progress import Steps  # noqa: E402
 from minigpt.report.fields import MOST_NOISE, Diagnosed  # noqa: E402
 
 DTYPES = ("float32", "bfloat16")
-TITLES = {"singles": "one mistake", "rights": "no mistake", "pairs": "two mistakes"}
+TITLES = {"singles": "one mistake", "rights": "no mistake", "pairs": "two or three mistakes"}
 Row = dict[str, Any]
 
 

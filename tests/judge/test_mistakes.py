@@ -348,7 +348,6 @@ def test_every_planted_mistake_of_the_demo_is_named(dtype: str) -> None:
             continue
         if dtype == "bfloat16" and words == IN_THE_NOISE:
             assert report.logits.ratio < 2.1
-            assert not report.diagnosis
             continue
         assert report.diagnosis, words
         assert [words in found.mistake for found in report.diagnosis] == [True], report.diagnosis
