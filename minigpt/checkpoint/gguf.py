@@ -28,7 +28,11 @@ PART_NAMES = {
     "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }  # fmt: skip
-
+GPT2_FIELDS = {
+    "n_inner": "gpt2.feed_forward_length", "n_layer": "gpt2.block_count", "n_head": "gpt2.attention.head_count",
+    "n_positions": "gpt2.context_length", "layer_norm_epsilon": "gpt2.attention.layer_norm_epsilon",
+    "bos_token_id": "tokenizer.ggml.bos_token_id", "eos_token_id": "tokenizer.ggml.eos_token_id",
+}  # fmt: skip
 MEANT = {  # metadata that change what is computed, and the field of transformers' config that then has them
     "rope.scaling.type": "rope_parameters",
     "attention.sliding_window": "sliding_window",
@@ -107,7 +111,9 @@ def _write_gpt2(metadata: Metadata, folder: Path) -> None:
     for name, tensor in metadata.tensors():
         path = gpt2_name(name)
         is_linear = path.endswith(LINEAR_WEIGHTS)
-        tensors[path] = tensor.mT.contiguous() if is_linear else tensor
+        if is_linear:
+            tensor = tensor.mT.contiguous()
+        tensors[path] = tensor
     vocab_size, width = tensors["wte.weight"].shape
     fields: dict[str, Any] = {
         "architectures": ["GPT2LMHeadModel"],
@@ -116,15 +122,10 @@ def _write_gpt2(metadata: Metadata, folder: Path) -> None:
         "dtype": "float32",
         "vocab_size": vocab_size,
         "n_embd": width,
-        "n_inner": metadata["gpt2.feed_forward_length"],
-        "n_layer": metadata["gpt2.block_count"],
-        "n_head": metadata["gpt2.attention.head_count"],
-        "n_positions": metadata["gpt2.context_length"],
-        "layer_norm_epsilon": metadata["gpt2.attention.layer_norm_epsilon"],
         "tie_word_embeddings": "lm_head.weight" not in tensors,
-        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
     }
+    for field, key in GPT2_FIELDS.items():
+        fields[field] = metadata[key]
     write_json(folder / CONFIG, fields)
     save_file(tensors, folder / SAFETENSORS, {"format": "pt"})
     if metadata["tokenizer.ggml.model"] == "gpt2" and metadata["tokenizer.ggml.pre"] in PLAIN_SPLITS:

@@ -41,7 +41,9 @@ class Metadata:
             return None
         value = field.contents()
         is_float32 = field.types[0] is load_package("gguf", "gguf").GGUFValueType.FLOAT32
-        return float(str(np.float32(value))) if is_float32 else value  # 1e-05, and not 9.99999974738e-06
+        if is_float32:
+            return float(str(np.float32(value)))  # 1e-05, and not 9.99999974738e-06
+        return value
 
     def names(self) -> Any:
         """Return gguf's map from transformers' names of modules to those of this architecture's tensors."""

@@ -14,7 +14,7 @@ from minigpt.engines.engine import load_package, reason_of
 from minigpt.errors import CheckpointError, MiniGPTError, raised
 
 KEEPS_SIZE = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}  # ONNX's words
-KEEPS_SIZE_OV = {"Constant", "Convert", "Multiply", "Reshape", "Subtract", "Transpose"}  # OpenVINO's
+KEEPS_SIZE_OV = {"Convert", "Multiply", "Reshape", "Subtract", "Transpose"}  # OpenVINO's
 OPERANDS = {  # of a weight, its scale and its zero among the inputs of ONNX's quantized operators
     "DynamicQuantizeMatMul": (1, 2, 3),
     "MatMulIntegerToFloat": (1, 3, 5),
@@ -201,34 +201,46 @@ def _with_scale(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray |
     if zero is not None:
         values -= zero.astype(np.float32)
     values *= np.broadcast_to(scale.astype(np.float32), values.shape)
-    return values, f"{kind}, {'one scale' if scale.size == 1 else 'a scale for each row'}"
+    if scale.size == 1:
+        return values, f"{kind}, one scale"
+    return values, f"{kind}, a scale for each row"
 
 
 def _of_openvino(file: Path) -> Iterator[Constant]:
     program = load_package("openvino", "openvino")
     core = program.Core()
     folded: dict[str, Any] = {}  # the constant that a value is made of, by the name of what makes it
-    for node in core.read_model(str(file)).get_ordered_ops():
+    model = core.read_model(str(file))
+    how = {"INFERENCE_PRECISION_HINT": "f32"}
+    for node in model.get_ordered_ops():
+        operator = node.get_type_name()
         sources = [value.get_node() for value in node.input_values()]
         made_of = [source.get_friendly_name() for source in sources]
-        if node.get_type_name() in KEEPS_SIZE_OV and all(name in folded for name in made_of):
-            sizes = [np.prod(source.get_output_shape(0)) for source in sources]
-            if not sizes or np.prod(node.get_output_shape(0)) <= max(sizes):
-                folded[node.get_friendly_name()] = folded[made_of[0]] if sources else node
+        name = node.get_friendly_name()
+        if operator == "Constant":
+            folded[name] = node
+            continue
+        if operator in KEEPS_SIZE_OV and folded.keys() >= set(made_of):
+            largest = max(np.prod(source.get_output_shape(0)) for source in sources)
+            size = np.prod(node.get_output_shape(0))
+            if size <= largest:
+                folded[name] = folded[made_of[0]]
                 continue
         for place, (name, source) in enumerate(zip(made_of, sources, strict=True)):
             if name not in folded or not source.get_element_type().is_real():
                 continue
-            alone = core.compile_model(
-                program.Model([source.output(0)], [], "weight"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-            )
-            values = np.array(alone([])[0], np.float32)
-            kind = folded[name].get_element_type().get_type_name()
-            yield Constant(name, kind, values, node.get_type_name() == "Gather" and place == 0)
+            alone = program.Model([source.output(0)], [], "weight")
+            compiled = core.compile_model(alone, "CPU", how)
+            outputs = compiled([])
+            values = np.array(outputs[0], np.float32)
+            kind = folded[name].get_element_type()
+            is_table = operator == "Gather" and place == 0
+            yield Constant(name, kind.get_type_name(), values, is_table)
 
 
 def _of_ctranslate2(folder: Path) -> Iterator[Constant]:
-    data, place = (folder / "model.bin").read_bytes(), 0
+    data = (folder / "model.bin").read_bytes()
+    place = 0
 
     def take(form: str) -> int:
         nonlocal place
@@ -252,16 +264,24 @@ def _of_ctranslate2(folder: Path) -> Iterator[Constant]:
     tensors: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
     for _ in range(take("I")):
-        name = take_bytes(take("H")).rstrip(b"\0").decode()
+        letters = take_bytes(take("H"))
+        name = letters.rstrip(b"\0").decode()
         shape = [take("I") for _ in range(take("B"))]
         kind = CT2_TYPES[take("B")]
-        values = np.frombuffer(take_bytes(take("I")), "uint16" if kind == "bfloat16" else kind)
+        stored = take_bytes(take("I"))
         if kind == "bfloat16":  # the upper half of a float32
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        tensors[name], kinds[name] = values.reshape(shape), kind
+            halves = np.frombuffer(stored, np.uint16)
+            values = halves.astype(np.uint32) << 16
+            values = values.view(np.float32)
+        else:
+            values = np.frombuffer(stored, kind)
+        tensors[name] = values.reshape(shape)
+        kinds[name] = kind
     for name, values in tensors.items():
         scale = tensors.get(f"{name}_scale")
         if scale is not None:
-            values, kinds[name] = _with_scale(values, 1 / scale.reshape(-1, *[1] * (values.ndim - 1)), None)
+            ones = [1] * (values.ndim - 1)
+            scale = 1 / scale.reshape(-1, *ones)
+            values, kinds[name] = _with_scale(values, scale, None)
         if values.dtype.kind == "f" and not name.endswith("_scale"):
             yield Constant(name, kinds[name], values.astype(np.float32), "embeddings" in name)
