@@ -333,8 +333,8 @@ def _width(norm: nn.Module, model: Any) -> int:
     width = Shape.of(config).n_embd
     parent = model.get_submodule(around)
     if OF_HEADS.match(name):  # the heads' width may be the attention's own, as in Gemma 4
-        own = getattr(parent, "head_dim", None) or getattr(config, "head_dim", None)
-        return own or width // config.num_attention_heads
+        head_width = getattr(parent, "head_dim", None) or getattr(config, "head_dim", None)
+        return head_width or width // config.num_attention_heads
     for parameter in parent.parameters(recurse=False):
         if parameter.ndim == 2:  # it multiplies what the norm returns: all streams at once in DeepSeek V4
             return parameter.shape[-1]

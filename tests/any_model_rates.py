@@ -23,7 +23,7 @@ from diagnosis_rates import DTYPES, Row, diagnose, result_of, row  # noqa: E402
 
 from minigpt import Original  # noqa: E402
 from minigpt.bench.generate import environment  # noqa: E402
-from minigpt.report.fields import MOST_NOISE  # noqa: E402
+from minigpt.report.noise import MOST_NOISE  # noqa: E402
 
 FOLDER = tempfile.TemporaryDirectory()
 

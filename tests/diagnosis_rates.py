@@ -26,7 +26,8 @@ from minigpt.judge.diagnosis import find_mistakes  # noqa: E402
 from minigpt.judge.evidence import Sums  # noqa: E402
 from minigpt.judge.reference import judging  # noqa: E402
 from minigpt.progress import Steps  # noqa: E402
-from minigpt.report.fields import MOST_NOISE, Diagnosed  # noqa: E402
+from minigpt.report.fields import Diagnosed  # noqa: E402
+from minigpt.report.noise import MOST_NOISE  # noqa: E402
 
 DTYPES = ("float32", "bfloat16")
 TITLES = {"singles": "one mistake", "rights": "no mistake", "pairs": "two or three mistakes"}

@@ -26,7 +26,8 @@ from minigpt.judge.runners import Runner
 from minigpt.judge.texts import first_of
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
-from minigpt.report.fields import FAR_OFF, Account, ErrorShare, TensorShare, noise_ratio
+from minigpt.report.account_fields import Account, ErrorShare, TensorShare
+from minigpt.report.noise import FAR_OFF, noise_ratio
 from minigpt.scoring import perplexity_of
 
 FLOAT32 = ("f32", "float32")  # which is no rounding
@@ -137,9 +138,9 @@ def costs_of(truth: OriginalData, exact: Reference, weights: FileWeights) -> lis
     original = Reference(truth.facts, torch.float64)
     before = dict(original.model.named_parameters())
     rounded: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
-    for name, own in exact.model.named_parameters():
-        if name in before and not torch.equal(own, before[name]):
-            rounded[name] = (before[name], own)
+    for name, parameter in exact.model.named_parameters():
+        if name in before and not torch.equal(parameter, before[name]):
+            rounded[name] = (before[name], parameter)
     shortest = sorted(truth.texts.prompts, key=lambda sample: len(sample.ids))
     texts = first_of(shortest, truth.facts.weights * len(rounded), MOST_WORK)
     right = [truth.logits(sample) for sample in texts]

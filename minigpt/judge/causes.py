@@ -4,7 +4,8 @@ from minigpt.judge.measures import precision_of
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
 from minigpt.progress import Steps
-from minigpt.report.fields import MOST_NOISE, Causes, ParityFigures, Verdict, is_near, outcome_of
+from minigpt.report.fields import Causes, ParityFigures, Verdict, is_near, outcome_of
+from minigpt.report.noise import MOST_NOISE
 
 QUICK = 2e7  # weights of a model that is diagnosed without being asked
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from minigpt.judge.evidence import Evidence
 from minigpt.judge.original_data import OriginalData
-from minigpt.report.fields import FAR_OFF, MOST_NOISE, NormSiteError, ParityFigures, noise_ratio, places
+from minigpt.report.fields import NormSiteError, ParityFigures, places
+from minigpt.report.noise import FAR_OFF, MOST_NOISE, noise_ratio
 from minigpt.report.numerals import brief
 
 BIN = 64  # logits of about the same size, which a smooth function takes along a cubic

@@ -16,15 +16,17 @@ from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.clues import clues_of
 from minigpt.judge.evidence import Evidence, Network, Sums, predict
 from minigpt.judge.measures import Distance
-from minigpt.judge.mistake_search import MistakeSearch, Noise
+from minigpt.judge.mistake_search import MistakeSearch
 from minigpt.judge.mistakes import mistakes_of
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.reading import Text
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
+from minigpt.judge.screen import Noise
 from minigpt.judge.texts import first_of
 from minigpt.progress import Steps
-from minigpt.report.fields import MOST_NOISE, Diagnosed, ParityFigures, noise_ratio
+from minigpt.report.fields import Diagnosed, ParityFigures
+from minigpt.report.noise import MOST_NOISE, noise_ratio
 from minigpt.report.numerals import brief
 
 MOST_WORK = 3e10  # weights times tokens of the texts on which the nearest mistakes are compared

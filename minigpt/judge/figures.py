@@ -21,7 +21,7 @@ from minigpt.judge.runners import Runner
 from minigpt.judge.verdict import is_far_off
 from minigpt.precision import dtype_name
 from minigpt.report import fields
-from minigpt.report.fields import MOST_NOISE, noise_ratio
+from minigpt.report.noise import MOST_NOISE, noise_ratio
 from minigpt.scoring import Scored, perplexity_of
 
 SLACK = 1.1  # an error that is so many times what storing does is explained by it

@@ -19,7 +19,8 @@ from minigpt.errors import ConfigError, GenerationError, NormError, listing
 from minigpt.host import hooked, uncompiled
 from minigpt.norms.foreign.locate import last_line
 from minigpt.offload import is_sharded
-from minigpt.report.fields import GradientError, noise_ratio
+from minigpt.report.fields import GradientError
+from minigpt.report.noise import noise_ratio
 
 EMBEDDED = "inputs_embeds"  # what transformers calls the embedded tokens, before their positions are added
 

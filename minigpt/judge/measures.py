@@ -18,7 +18,8 @@ from torch import Tensor
 from minigpt.judge.reading import Reading, Text, rounded_as
 from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm
-from minigpt.report.fields import Distribution, LogitsError, NotANumber, Precision, WorstPosition, noise_ratio
+from minigpt.report.fields import Distribution, LogitsError, NotANumber, Precision, WorstPosition
+from minigpt.report.noise import noise_ratio
 from minigpt.scoring import perplexity_of
 
 MOST_NUMBERS = 2**19  # logits that are compared together: 4 MB in float64, which stay in a cache and are used again

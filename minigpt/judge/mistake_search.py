@@ -4,8 +4,7 @@ T tokens, V vocabulary, N mistakes.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations, product
 
@@ -17,8 +16,10 @@ from minigpt.judge.head import enough, left_by_a_head
 from minigpt.judge.measures import precision_of
 from minigpt.judge.mistakes import Mistake, MistakePart
 from minigpt.judge.mistakes.text import centred
+from minigpt.judge.screen import LIMITS, Noise, Screen, rms_of
 from minigpt.progress import Steps
-from minigpt.report.fields import MOST_NOISE, NEAR, Diagnosed, noise_ratio
+from minigpt.report.fields import Diagnosed
+from minigpt.report.noise import MOST_NOISE, NEAR
 from minigpt.shape import Shape
 
 TOGETHER = (  # mistakes that people make together, and whose effects need not add up
@@ -32,101 +33,6 @@ TOGETHER = (  # mistakes that people make together, and whose effects need not a
 OTHER_HEAD = "a head with a matrix of its own, not tied to the token embedding"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The numbers that decide a diagnosis. Of the noise floor, if nothing else is said."""
-
-    rows: int = 16  # of a text on which every mistake is tried: more tell no more, and take longer
-    after: int = 8  # of these from the first one on that is off
-    columns: int = 4096  # logits of a position that are compared there: a vocabulary has many like them
-    slack: float = 1.5  # the noise of one text may be so many times that of all
-    invisible: float = 0.1  # an effect that is smaller cannot be seen
-    close: float = 1.5  # a mistake so many times as far as the nearest may be the nearest on all texts
-    finals: int = 6  # mistakes that are compared on all texts, which takes longest
-    bases: int = 2  # nearest mistakes on top of which the logits are changed or fitted
-    pair_work: float = 1e11  # weights times tokens times pairs of the nearest mistakes: some minutes
-    kind_work: float = 2e11  # the same of pairs by kind, and of mistakes in one block alone
-    firsts: int = 5  # nearest mistakes with which others are tried
-    added: int = 24  # pairs whose effects add up to the error best: a sum of effects is near that of both
-    smallest_effect: float = 1 / 8  # of a second mistake alone, over what the first one leaves
-    largest_effect: float = 50.0  # the same: two large effects may cancel
-    simpler: float = 0.5  # of the simpler explanation's distance that a less simple one may leave
-    known: float = 0.5  # of the logits on which a prediction must say something
-    apart: float = 0.05  # predictions that are closer are one
-    tied: float = 0.2  # of the way to another prediction: the program may as well be there
-    whole: float = 0.2  # the share of a mistake's effect may differ from 1 by this, as another one may be there too
-    remnant: float = 0.05  # of the logits: what a mistake that explains a part may leave
-    certain: float = 5.0  # a mistake that explains a part must bring the error down by this factor
-    own_noise: float = 4.0  # only so much less error lets a mistake have more noise than the right model
-
-
-LIMITS = Limits()
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The part of an error that rounding explains.
-
-    Attributes:
-        floor: transformers' RMS error at the dtype.
-        scale: RMS of the true logits.
-        precisions: transformers' RMS error in each dtype.
-    """
-
-    floor: float
-    scale: float
-    precisions: Mapping[str, float]
-
-    @property
-    def least(self) -> float:
-        """The floor, which is at least the rounding of float64."""
-        return 1 / noise_ratio(1.0, self.floor, self.scale)
-
-    def is_like_a_half(self, distance: float) -> bool:
-        """Return whether an error is that of a format narrower than the dtype."""
-        for error in self.precisions.values():
-            if error > MOST_NOISE * self.floor and error / NEAR <= distance <= error * NEAR:
-                return True
-        return False
-
-
-class Screen:
-    """Effects of mistakes on some rows of a text, up to ``end``, without the mean of each position."""
-
-    def __init__(self, network: Network, text: Evidence, end: int) -> None:
-        self.network, self.text, self.end = network.quick or network, text, end
-        self.step = max(1, text.truth.shape[-1] // LIMITS.columns)
-        truth, logits = (self._flat(whole[:end, :: self.step]) for whole in (text.truth, text.logits))
-        self.error = (logits - truth).float()
-        self.known = ~self.error.isnan()
-        self.error = self.error[self.known]
-        self.right = self._flat(self.network.logits((), text, end, self.step))
-        self.effects: dict[Mistake, Tensor] = {}
-        self.distances: dict[tuple[Mistake, ...], float] = {(): _rms(self.error)}
-
-    def _flat(self, logits: Tensor) -> Tensor:
-        rows = logits[max(0, self.end - LIMITS.rows) :]
-        return centred(rows).flatten()  # a shift of all logits changes no probability
-
-    def add(self, mistake: Mistake) -> None:
-        """Put a mistake into the network."""
-        self.effects[mistake] = self.effect((mistake,))
-
-    def distance(self, *mistakes: Mistake) -> float:
-        """Return how far the program is from the network with the mistakes in it."""
-        if mistakes not in self.distances:
-            only = self.effects.get(mistakes[0]) if len(mistakes) == 1 else None
-            effect = self.effect(mistakes) if only is None else only
-            self.distances[mistakes] = _rms(self.error - effect)
-        return self.distances[mistakes]
-
-    def effect(self, mistakes: Sequence[Mistake]) -> Tensor:
-        """Return what mistakes do to the truth."""
-        logits = self.network.logits(mistakes, self.text, self.end, self.step)
-        difference = self._flat(logits) - self.right
-        return difference[self.known].float().nan_to_num(torch.inf)
-
-
 def distance_of(prediction: Prediction) -> float:
     return prediction.distance
 
@@ -135,10 +41,6 @@ def complexity(prediction: Prediction) -> tuple[int, bool]:
     """Return the number of mistakes, and whether one of them is fitted to the program."""
     is_fitted = any(mistake.fit is not None for mistake in prediction.mistakes)
     return len(prediction.mistakes), is_fitted
-
-
-def _rms(x: Tensor) -> float:
-    return float(x.double().square().mean().sqrt())
 
 
 def is_possible(mistakes: tuple[Mistake, ...]) -> bool:
@@ -279,7 +181,7 @@ class MistakeSearch:
         if screen.end >= 2 * LIMITS.rows:
             before, most = Screen(self.network, screen.text, LIMITS.rows), MOST_NOISE * self.noise.least
             # the others show where the program is right
-            within = [mistake for mistake in within if not _rms(before.effect((mistake,))) > most]
+            within = [mistake for mistake in within if not rms_of(before.effect((mistake,))) > most]
         tiers = [[mistake for mistake in within if mistake.rank == rank] for rank in (0, 1)]
         tiers.append(self._roundings(screen.distance()))
         total = sum(map(len, tiers))
@@ -288,7 +190,7 @@ class MistakeSearch:
                 break
             for mistake in self.say.each(tier, total, first=len(screen.effects) + 1, of="mistake"):
                 screen.add(mistake)
-                if LIMITS.invisible * self.noise.least < _rms(screen.effects[mistake]) < math.inf:
+                if LIMITS.invisible * self.noise.least < rms_of(screen.effects[mistake]) < math.inf:
                     nearest.append(mistake)
             nearest.sort(key=screen.distance)
             if self._is_found([(mistake,) for mistake in nearest]):
@@ -373,7 +275,7 @@ class MistakeSearch:
 
     def _may_leave(self, mistake: Mistake, distance: float) -> bool:
         """Return whether a mistake's effect is about as large as a distance."""
-        size = _rms(self.screen.effects[mistake])
+        size = rms_of(self.screen.effects[mistake])
         return distance * LIMITS.smallest_effect <= size <= distance * LIMITS.largest_effect
 
     def _distance_of(self, mistakes: tuple[Mistake, ...]) -> float:

@@ -27,7 +27,8 @@ from minigpt.judge.verdict import decide, parse_budget
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names
-from minigpt.report.fields import MOST_NOISE, ParityFigures
+from minigpt.report.fields import ParityFigures
+from minigpt.report.noise import MOST_NOISE
 from minigpt.report.parity_report import ParityReport
 from minigpt.watch import watched
 

@@ -21,7 +21,8 @@ from minigpt.judge.measures import Distance, LogitsMeter
 from minigpt.judge.original_data import OriginalData
 from minigpt.offload import is_offloaded
 from minigpt.recipe import Recipe
-from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit, noise_ratio
+from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit
+from minigpt.report.noise import noise_ratio
 from minigpt.swap import fit_norms, swap_norms
 from minigpt.swap.fit import original_norm, rows_of_text
 from minigpt.tokenizer import Tokenizer

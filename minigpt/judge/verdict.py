@@ -7,12 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from minigpt.errors import ConfigError
+from minigpt.report.account_fields import Account
 from minigpt.report.fields import (
-    FAR_OFF,
-    MOST_DECODING_NOISE,
-    MOST_NOISE,
     PROMPTS,
-    Account,
     BudgetLine,
     LogitsError,
     ParityFigures,
@@ -22,13 +19,13 @@ from minigpt.report.fields import (
     Verdict,
     is_by_file,
     is_shifted,
-    noise_ratio,
     outcome_of,
     perplexities,
     places,
     population,
     text_file,
 )
+from minigpt.report.noise import FAR_OFF, MOST_DECODING_NOISE, MOST_NOISE, noise_ratio
 from minigpt.report.numerals import brief, change, format_limit, percent, precise, uncertain
 from minigpt.report.sentences import unexplained
 

@@ -4,19 +4,15 @@ Errors of norms and blocks are relative: the root of the mean, over tokens, of |
 and loss are in nats a token. A field that ends in ``_se`` is a standard error.
 """
 
-import math
-import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
+from minigpt.report.account_fields import Account
+from minigpt.report.noise import MOST_DECODING_NOISE, MOST_NOISE, NEAR
 from minigpt.report.numerals import count, digits, percent, precise, times
 from minigpt.report.part import Shown
 
-MOST_NOISE = 2.0  # a candidate may be this many times as far from the truth as transformers itself
-MOST_DECODING_NOISE = 4.0  # for tokens read one by one, of which few are read, so that the floor may be small
-FAR_OFF = 8.0  # an output is off from so many times transformers' own error there on
-NEAR = 1.5  # an error is like transformers' own if neither is larger by more than this factor
 PROMPTS = "the prompts"
 OWN_NORM = "its own"  # of a candidate that is no model of ours, and of another architecture than GPT-2
 
@@ -411,99 +407,6 @@ class BudgetLine:
     text: str
 
 
-@dataclass(frozen=True)
-class ErrorShare:
-    """A part of a file's difference from the original.
-
-    Attributes:
-        ratio: RMS error over that of transformers at the dtype, with the file's weights.
-        kl: the mean KL divergence.
-        perplexity: of the logits that are off; None of a program's parts.
-    """
-
-    part: str
-    ratio: Annotated[float, Shown("error", times)]
-    kl: Annotated[float, Shown("KL divergence, mean")]
-    perplexity: Annotated[float | None, Shown("perplexity", precise)] = None
-
-
-@dataclass(frozen=True)
-class TensorShare:
-    """The cost of one tensor's rounding in a file: the mean KL divergence of transformers in float64.
-
-    Attributes:
-        kind: how the file stores the tensor.
-        alone: of the original with the file's tensor in it.
-        without: of the file's model with the original's tensor in it.
-    """
-
-    site: str
-    kind: str
-    alone: Annotated[float, Shown("KL divergence, alone in the original")]
-    without: Annotated[float, Shown("KL divergence of the file without it")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """The difference of a program that computes a file of its own from the original, by where it comes from.
-
-    Attributes:
-        types: how the file stores its tensors, but for float32.
-        tokens: whose logits the shares are of; ``positions`` has those of short texts too.
-        perplexity: of the original.
-        total: the program, against the original.
-        weights: transformers in float64 with the file's weights, against the original.
-        own: the program, against transformers in float64 with the file's weights.
-        precisions: transformers in other dtypes, with the file's weights; ``dtype`` is that of the ratios.
-        steps: ``own``, with what the program documents that it rounds in the truth, one on top of the other.
-        effect: all of that arithmetic, in transformers in float64.
-        noise: transformers at the dtype, with the same arithmetic in it and in the truth.
-        calm: how many positions are compared where the error is least; ``calm_left`` is the program's RMS error there,
-            and ``calm_noise`` that of transformers at the dtype, both with the arithmetic in the truth.
-        decides: whether the verdict is on the program and its file, and not on the original.
-        strange: a sentence on each tensor of the file that is not the original's.
-        tensors: the cost of each, the most first; None if it was not asked for.
-    """
-
-    program: str
-    types: list[str]
-    tokens: int
-    positions: int
-    perplexity: float | None
-    total: ErrorShare
-    weights: ErrorShare
-    own: ErrorShare
-    dtype: str
-    precisions: list[ErrorShare]
-    steps: list[ErrorShare]
-    effect: float
-    noise: float
-    calm: int
-    calm_left: float
-    calm_noise: float
-    decides: bool
-    strange: list[str] = field(default_factory=list)
-    tensors: list[TensorShare] | None = None
-
-    @property
-    def left(self) -> float:
-        """The ratio of what the documented arithmetic leaves."""
-        return [self.own, *self.steps][-1].ratio
-
-    @property
-    def explains(self) -> bool:
-        """True if what is left is noise: of transformers at the dtype, with the documented arithmetic in it."""
-        if self.own.ratio <= MOST_NOISE:
-            return True
-        is_calm = self.calm_left <= MOST_NOISE * max(1.0, self.calm_noise)
-        return is_calm and self.left <= max(MOST_NOISE * self.noise, self.effect)
-
-    @property
-    def together(self) -> float:
-        """The root of the squares of both errors, over that of all: near 1, since they are independent."""
-        return math.hypot(self.weights.ratio, self.own.ratio) / (self.total.ratio or 1.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParityFigures:
     """The candidate, and all of its measures. Parts that the caller did not ask for are None.
@@ -691,11 +594,6 @@ def places(figures: ParityFigures) -> list[NormSiteError]:
         rows.insert(end, NormSiteError(block.block, None, block.error, block.noise, False))
         end += 1
     return rows
-
-
-def noise_ratio(rms_error: float, noise_floor: float, scale: float = 1.0) -> float:
-    """Return an RMS error as a multiple of the noise floor, which is at least the truth's own rounding."""
-    return rms_error / (noise_floor or 8 * sys.float_info.epsilon * (scale or 1.0))
 
 
 def text_file(figures: ParityFigures) -> str | None:

@@ -8,7 +8,8 @@ from markupsafe import Markup, escape
 
 from minigpt.errors import listing
 from minigpt.report import charts, overview, sentences
-from minigpt.report.fields import MOST_NOISE, ReportFields
+from minigpt.report.fields import ReportFields
+from minigpt.report.noise import MOST_NOISE
 from minigpt.report.numerals import brief
 from minigpt.report.part import Number, Sheet
 from minigpt.report.parts import parts_of

@@ -8,16 +8,14 @@ from typing import Any
 
 from minigpt.files import finite
 from minigpt.precision import DTYPES, HALVES
+from minigpt.report.account_fields import Account, ErrorShare, TensorShare
 from minigpt.report.fields import (
-    MOST_NOISE,
-    Account,
     Bisection,
     BudgetLine,
     Coverage,
     Diagnosed,
     Distribution,
     Divergence,
-    ErrorShare,
     GradientError,
     Greedy,
     LogitsError,
@@ -30,16 +28,15 @@ from minigpt.report.fields import (
     ReportFields,
     SiteChange,
     SiteFit,
-    TensorShare,
     TextDivergence,
     Unjudged,
     has_norm,
     is_shifted,
-    noise_ratio,
     places,
     population,
     text_file,
 )
+from minigpt.report.noise import MOST_NOISE, noise_ratio
 from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, times
 from minigpt.report.part import Cell, Number, Part, cell, cells, shown, titles
 
@@ -117,8 +114,8 @@ def _account(report: ReportFields, account: Account) -> Part:
         noise: account.noise,
         f"{noise}, {best}": account.calm_noise,
     }
-    own: list[Cell] = ["the original", None, None, cell(account, "perplexity", precise)]
-    rows = [own, *_named_rows(ErrorShare, "part", shares)]
+    of_original: list[Cell] = ["the original", None, None, cell(account, "perplexity", precise)]
+    rows = [of_original, *_named_rows(ErrorShare, "part", shares)]
     for name, error in errors.items() if steps else ():
         rows.append([name, Number(error, times), None, None])
     rows += _named_rows(ErrorShare, "part", others)

@@ -3,11 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from minigpt.report.account_fields import Account
 from minigpt.report.fields import (
-    FAR_OFF,
-    MOST_NOISE,
     OWN_NORM,
-    Account,
     BudgetLine,
     Diagnosed,
     ReportFields,
@@ -19,6 +17,7 @@ from minigpt.report.fields import (
     population,
     text_file,
 )
+from minigpt.report.noise import FAR_OFF, MOST_NOISE
 from minigpt.report.numerals import brief, change, count, format_limit, percent, precise, times
 from minigpt.report.part import KeyFigure, Number
 
@@ -241,11 +240,11 @@ def account_lines(account: Account) -> list[str]:
     """Return the sentences on where the difference of a file comes from."""
     lines = [f"{sentence}." for sentence in account.strange]
     types = f" ({'; '.join(account.types)})" if account.types else ""
-    whole, weights, own = brief(account.total.kl), brief(account.weights.kl), brief(account.own.kl)
+    whole, weights, added = brief(account.total.kl), brief(account.weights.kl), brief(account.own.kl)
     if account.weights.ratio <= MOST_NOISE:
-        lines.append(f"The file's weights{types} are the original's. The program's arithmetic makes {own} nats.")
+        lines.append(f"The file's weights{types} are the original's. The program's arithmetic makes {added} nats.")
     else:
-        lines.append(f"Of {whole} nats the file's weights{types} make {weights}, and the program's arithmetic {own}.")
+        lines.append(f"Of {whole} nats the file's weights{types} make {weights}, and the program's arithmetic {added}.")
         if abs(account.together - 1) > MOST_APART:
             lines.append(
                 f"That does not add up: both errors together are {times(account.together)} that of the program. So it "

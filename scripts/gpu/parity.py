@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import minigpt
 from minigpt.judge.reference import judging
 from minigpt.precision import dtype_name, full_products
-from minigpt.report.fields import MOST_NOISE
+from minigpt.report.noise import MOST_NOISE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("fused", "textbook", "triton")

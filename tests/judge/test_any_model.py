@@ -13,8 +13,8 @@ from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.errors import MiniGPTError
 from minigpt.judge.mistakes import Swaps, mistakes_of
 from minigpt.judge.mistakes.changed import rebuilt
+from minigpt.judge.mistakes.heads import turn_halves, turn_neighbours
 from minigpt.judge.mistakes.mistake import OF_OTHER
-from minigpt.judge.mistakes.parts import turn_halves, turn_neighbours
 from minigpt.judge.reference import judging
 from minigpt.progress import quiet_transformers
 from minigpt.report.sentences import diagnosis_lines

@@ -15,10 +15,11 @@ import minigpt
 from minigpt.judge.diagnosis import open_network
 from minigpt.judge.evidence import Evidence, Network, Prediction
 from minigpt.judge.measures import precision_of
-from minigpt.judge.mistake_search import MistakeSearch, Noise
+from minigpt.judge.mistake_search import MistakeSearch
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
 from minigpt.judge.mistakes.norms import FormulaNorm, wrong_norms
 from minigpt.judge.mistakes.rounding import q4_0, q8_0
+from minigpt.judge.screen import Noise
 from minigpt.norms.formulas import CURES, tables
 from minigpt.norms.registry import KINDS
 from minigpt.progress import Steps

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import minigpt
 from minigpt.judge.verdict import QUANTITIES, decide, parse_budget
-from minigpt.report.fields import Causes, Divergence, noise_ratio, text_file
+from minigpt.report.fields import Causes, Divergence, text_file
+from minigpt.report.noise import noise_ratio
 from minigpt.report.parity_report import ParityReport
 
 MADE = made(sample_report(2))

@@ -6,7 +6,7 @@ Each is a function under a decorator with its words. A file adds its mistakes to
 from collections.abc import Iterator
 from typing import Any
 
-from minigpt.judge.mistakes import attention, blocks, configs, parts, rounding, text, weights  # noqa: F401
+from minigpt.judge.mistakes import attention, blocks, configs, heads, parts, rounding, text, weights  # noqa: F401
 from minigpt.judge.mistakes.mistake import OF_ANY, OF_GPT2, OF_OTHER, Mistake, MistakePart, Swaps
 from minigpt.judge.mistakes.norms import wrong_norms
 from minigpt.judge.mistakes.rounding import rounded_matrices

@@ -41,12 +41,14 @@ def rebuilt(change: OfConfig) -> Put:
                 raise CheckpointError(f"the model has no {name} for this config")
         for path, module in other.named_modules(remove_duplicate=False):
             for role in (*module._parameters, *module._buffers):
-                name, own = f"{path}.{role}".lstrip("."), getattr(module, role)
+                name, new_one = f"{path}.{role}".lstrip("."), getattr(module, role)
                 if name in new:
                     setattr(module, role, known[name])
-                elif own is not None:
-                    wide = torch.promote_types(own.dtype, embedding.dtype) if own.is_floating_point() else own.dtype
-                    setattr(module, role, own.to(embedding.device, wide))
+                elif new_one is not None:
+                    dtype = new_one.dtype
+                    if new_one.is_floating_point():
+                        dtype = torch.promote_types(dtype, embedding.dtype)
+                    setattr(module, role, new_one.to(embedding.device, dtype))
         for name, child in other.named_children():
             swaps.set(model, name, child)
         swaps.set(model, "config", config)

@@ -62,7 +62,7 @@ def ropes(config: Any) -> dict[str, dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in rope:
         return {"": rope}
-    return {kind: own for kind, own in rope.items() if isinstance(own, dict)}
+    return {kind: of_kind for kind, of_kind in rope.items() if isinstance(of_kind, dict)}
 
 
 def with_rope(words: str, kind: str, fields: dict[str, Any]) -> Mistake:
@@ -100,7 +100,7 @@ def wrong_bases(config: Any, kind: str, rope: dict[str, Any]) -> Iterator[Mistak
     """Yield mistakes in the base of the angles, and in how much of a head is rotated."""
     theta, part = rope.get("rope_theta"), rope.get("partial_rotary_factor", 1.0)
     if theta is not None:
-        others = {own.get("rope_theta") for own in ropes(config).values()}
+        others = {of_kind.get("rope_theta") for of_kind in ropes(config).values()}
         for other in sorted({*THETAS, *others} - {theta, None}):
             words = f"rope theta {number(other)} in place of {number(theta)}"
             yield with_rope(words, kind, {"rope_theta": other})
@@ -125,11 +125,11 @@ def wrong_scaling(model: Any, config: Any, kind: str, rope: dict[str, Any]) -> I
         if form != "linear":
             linear = {**clean, "rope_type": "linear", "factor": factor}
             yield with_rope(f"linear rope scaling in place of {form}", kind, linear)
-    own = rope.get("original_max_position_embeddings")
+    length = rope.get("original_max_position_embeddings")
     whole = config.max_position_embeddings
-    if own is not None:
-        for other in sorted({*LENGTHS, whole, int(whole / (factor or 1)), own // 2, own * 2} - {own, 0}):
-            words = f"an original length of {number(other)} in place of {number(own)} in the rope scaling"
+    if length is not None:
+        for other in sorted({*LENGTHS, whole, int(whole / (factor or 1)), length // 2, length * 2} - {length, 0}):
+            words = f"an original length of {number(other)} in place of {number(length)} in the rope scaling"
             yield with_rope(words, kind, {"original_max_position_embeddings": other})
     for name, usual in (("low_freq_factor", 1.0), ("high_freq_factor", 4.0), ("beta_fast", 32.0), ("beta_slow", 1.0)):
         if rope.get(name, usual) != usual:
@@ -163,12 +163,12 @@ def wrong_scaling(model: Any, config: Any, kind: str, rope: dict[str, Any]) -> I
 def wrong_layers_with_positions(model: Any) -> Iterator[Mistake]:
     """Yield rotary positions in layers that have none."""
     config = model.config.get_text_config()
-    own = getattr(config, "no_rope_layers", None)
-    if own and len({*own}) > 1:
-        yield setting("rotary positions in every layer", no_rope_layers=[1] * len(own))
-        yield setting("layers without rotary positions shifted by one", no_rope_layers=own[-1:] + own[:-1])
+    layers = getattr(config, "no_rope_layers", None)
+    if layers and len({*layers}) > 1:
+        yield setting("rotary positions in every layer", no_rope_layers=[1] * len(layers))
+        yield setting("layers without rotary positions shifted by one", no_rope_layers=layers[-1:] + layers[:-1])
         yield setting(
-            "rotary positions in the layers without, and none in the others", no_rope_layers=[1 - x for x in own]
+            "rotary positions in the layers without, and none in the others", no_rope_layers=[1 - x for x in layers]
         )
     if getattr(config, "rope_interleave", None) is not None:
         words = NEIGHBOURS if not config.rope_interleave else OF_HALVES
@@ -282,10 +282,10 @@ def wrong_experts(model: Any) -> Iterator[Mistake]:
     if is_normalized is not None:
         yield setting(NOT_NORMALIZED if is_normalized else NORMALIZED, norm_topk_prob=not is_normalized)
     for name in ("num_experts_per_tok", "moe_topk"):
-        own = getattr(config, name, None)
-        if isinstance(own, int):
-            for other in {1, own - 1, own + 1, 2 * own} - {0, own}:
-                yield setting(f"{other} experts a token in place of {own}", **{name: other})
+        count = getattr(config, name, None)
+        if isinstance(count, int):
+            for other in {1, count - 1, count + 1, 2 * count} - {0, count}:
+                yield setting(f"{other} experts a token in place of {count}", **{name: other})
     for name in ("n_group", "topk_group"):
         if (getattr(config, name, None) or 1) > 1:
             yield setting(f"{name} 1 in place of {getattr(config, name)} for experts", **{name: 1})

@@ -56,9 +56,9 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
     host = host_of(model)
     norms, known = host.norms(), dict[str, NormSite]()
     for site, norm in norms.items():
-        found = host.site_of(norm)
-        if found.kind in KINDS:
-            known[site] = found
+        described = host.site_of(norm)
+        if described.kind in KINDS:
+            known[site] = described
     if not known:
         return
     classes = {FormulaNorm, *(type(norms[site]) for site in known)}
@@ -72,9 +72,9 @@ def wrong_norms(model: nn.Module) -> Iterator[Mistake]:
                 norm: Any = getattr(parent, name)
                 if type(norm) not in classes:  # another mistake has put something else there
                     continue
-                own = known[site]
-                parts = getattr(norm, "parts", None) or right_parts(own.kind, own.eps or 0.0)
-                swaps.set(parent, name, FormulaNorm(norm, own.adds_one, {**parts, table: part}))
+                of_norm = known[site]
+                parts = getattr(norm, "parts", None) or right_parts(of_norm.kind, of_norm.eps or 0.0)
+                swaps.set(parent, name, FormulaNorm(norm, of_norm.adds_one, {**parts, table: part}))
 
         if first.adds_one and words == AS_ONE_PLUS:
             words = "the scale as 2 + weight: the 1 added twice"
