@@ -62,7 +62,7 @@ def test_a_budget_is_answered_by_how_many_sites_it_allows(folder: Path) -> None:
     assert len(other.steps) == len(SITES) > other.allowed, "checked on all texts after the search"
 
 
-@pytest.mark.parametrize("quantity", ["kl", "ratio"])
+@pytest.mark.parametrize("quantity", ["kl", pytest.param("ratio", marks=pytest.mark.thorough)])
 def test_the_same_budget_decides_of_as_many_sites_without_a_search(quantity: str, folder: Path) -> None:
     """The built-in texts are longer than the prompts, and count in neither."""
     how: dict[str, Any] = dict(max_new_tokens=0, device="cpu")

@@ -76,7 +76,7 @@ def test_a_killed_run_ends_with_the_same_weights(place: Path, options: list[str]
         pytest.param({"norm": "std_eps", "sites": "h.*.ln_2"}, marks=pytest.mark.thorough),
         pytest.param({"norm": "dyt", "sites": ["h.[01].*", "ln_f"], "keep": ("scale",)}, marks=pytest.mark.thorough),
         pytest.param({"norm": "frozen", "fit": "text.txt"}, marks=pytest.mark.thorough),
-        {"norm": "my_norm.py:Scaled", "sites": "ln_f"},
+        pytest.param({"norm": "my_norm.py:Scaled", "sites": "ln_f"}, marks=pytest.mark.thorough),
     ],
     ids=lambda options: options["norm"],
 )

@@ -101,6 +101,7 @@ def test_the_two_orders_of_rotary_pairs_undo_each_other() -> None:
     assert all(torch.equal(x, y) for x, y in zip(turn_halves(as_given, *once, cos, cos), (q, k), strict=True))
 
 
+@pytest.mark.thorough
 def test_a_model_whose_weights_stay_in_their_files_has_no_mistakes_in_its_modules(tmp_path: Path) -> None:
     ported.random_family("llama", tmp_path)
     rotary = "no rotary positions"
