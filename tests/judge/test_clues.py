@@ -81,7 +81,7 @@ def of_prompts(change: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor], Te
             marks=pytest.mark.thorough,
         ),
         ("what is written behind it", lambda positions, length: positions >= length),
-        ("right before position 5", lambda positions, length: positions >= 5),
+        pytest.param("right before position 5", lambda positions, length: positions >= 5, marks=pytest.mark.thorough),
         pytest.param("Position 0 is right", lambda positions, length: positions >= 1, marks=pytest.mark.thorough),
     ],
 )
@@ -155,7 +155,11 @@ def test_another_answer_to_the_same_question_is_dropout(original: minigpt.Origin
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("h.1.attn.c_attn", "is an attention's: h.1.ln_1 is right, and h.1.ln_2 behind it is off"),
+        pytest.param(
+            "h.1.attn.c_attn",
+            "is an attention's: h.1.ln_1 is right, and h.1.ln_2 behind it is off",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             "h.1.mlp.c_fc",
             "is an MLP's: h.1.ln_2 is right, and h.1 behind it is off",

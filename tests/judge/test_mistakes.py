@@ -179,7 +179,8 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
 ANNOTATED = {"ddof": 1, "eps_outside": True, "eps": 1e-6}  # the norm of the Annotated Transformer
 
 
-@pytest.mark.parametrize("act", ["tanh", pytest.param("erf", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("act", ["tanh", "erf"])
 def test_an_error_that_is_mostly_of_a_mistake_is_none_of_a_precision(act: str) -> None:
     """Its size is near that of bfloat16 on the demo."""
     original = minigpt.Original("demo", device="cpu")

@@ -48,6 +48,7 @@ def test_generate_writes_what_python_writes(folder: Path) -> None:
     assert actual == (0, f"the dog{expected}\n", "")
 
 
+@pytest.mark.thorough
 def test_a_norm_of_ones_own_changes_next_to_nothing(folder: Path) -> None:
     status, out, err = run("swap_layer_norm.py", "--prompt", "the dog", "--model", folder, "--sites", "h.*.ln_?")
     assert (status, err) == (0, "")
