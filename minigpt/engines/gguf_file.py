@@ -26,10 +26,11 @@ class Metadata:
         gguf = load_package("gguf", "gguf")
 
         class Reader(gguf.GGUFReader):
-            def _get(self, offset: int, *how: Any, **more: Any) -> Any:
-                if offset >= len(self.data):  # else it counts on to what a length says
-                    raise ValueError("it ends before its metadata do")
-                return super()._get(offset, *how, **more)
+            def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
+                values = super()._get(offset, dtype, count, **order)
+                if len(values) < count:  # else it counts on to what a length says
+                    raise ValueError("it ends before its metadata or tensors do")
+                return values
 
         self.reader = Reader(file)
         if (self["split.count"] or 1) == 1:  # other files have the other tensors

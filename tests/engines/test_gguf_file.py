@@ -58,7 +58,7 @@ def test_a_length_beyond_the_end_of_the_file_takes_no_memory(tmp_path: Path) -> 
     array_of_bytes = struct.pack("<IIQ", 9, 0, 2**60)
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + array_of_bytes
     (tmp_path / "file.gguf").write_bytes(header + b"\0" * 100)
-    with pytest.raises(ValueError, match="it ends before its metadata do"):
+    with pytest.raises(ValueError, match="it ends before its metadata or tensors do"):
         Metadata(tmp_path / "file.gguf")
 
 
