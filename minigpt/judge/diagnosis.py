@@ -50,8 +50,6 @@ def find_mistakes(
     Raises:
         DiagnosisError: if the original's files are gone, or hold another model now.
     """
-    if not truth.facts.place.exists():
-        raise DiagnosisError(f"The diagnosis needs the original at {truth.facts.place}, which is no longer there")
     say("opening the network")
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
@@ -97,8 +95,6 @@ def unseen_mistakes(truth: OriginalData, runner: Runner, say: Steps) -> list[str
     Raises:
         DiagnosisError: as ``find_mistakes`` does.
     """
-    if not truth.facts.place.exists():
-        raise DiagnosisError(f"The diagnosis needs the original at {truth.facts.place}, which is no longer there")
     say("putting common mistakes into the network")
     network, floor = open_network(truth), truth.floor.prompts.rms
     text = evidence_of(truth, runner, min(truth.texts.prompts, key=lambda text: len(text.ids)))
@@ -113,8 +109,14 @@ def unseen_mistakes(truth: OriginalData, runner: Runner, say: Steps) -> list[str
 
 
 def open_network(truth: OriginalData, compute: torch.dtype | None = None) -> Network:
-    """Return the original in a dtype: by default in float64, or in float32 where bfloat16 has far more noise."""
+    """Return the original in a dtype: by default in float64, or in float32 where bfloat16 has far more noise.
+
+    Raises:
+        DiagnosisError: if its files are gone.
+    """
     facts = truth.facts
+    if not facts.place.exists():
+        raise DiagnosisError(f"The diagnosis needs the original at {facts.place}, which is no longer there")
     is_ours = architecture_of(facts.place) is None and not facts.offload
     if is_ours:
         network = our_network(truth, torch.float64)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from bench import others
 from checkpoints import reference, saved, talking
+from gguf_files import finish, writer_of
 from helpers import randomize
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -87,10 +88,7 @@ def written(file: Path, metadata: dict[str, Any], *left_out: str, like: Path) ->
     for tensor in reader.tensors:
         if tensor.name not in left_out:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 
@@ -144,16 +142,8 @@ def write_llama(model: LlamaForCausalLM, file: Path, kind: str = "F32", **more: 
         more: tensors that no Llama of transformers has.
     """
     config: Any = model.config
-    names, writer = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2), gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    names, writer = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2), writer_of(config, "llama", file)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         path, _, role = name.rpartition(".")
@@ -166,10 +156,7 @@ def write_llama(model: LlamaForCausalLM, file: Path, kind: str = "F32", **more: 
         writer.add_tensor(f"{names.get_name(path)}.{role}", data, raw_dtype=stored)
     for name, values in more.items():
         writer.add_tensor(f"{name}.weight", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 

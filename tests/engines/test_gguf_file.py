@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf_files import finish
 
 from minigpt.engines.gguf_file import Metadata
 
@@ -26,10 +27,7 @@ def written(file: Path, *, tokens: int = 96, heads: int = 4, heads_kv: int | Non
         writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
     for block in range(2):
         writer.add_tensor(f"blk.{block}.attn_qkv.weight", np.ones((96, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 

@@ -1,15 +1,17 @@
 """The mistake in a file of another architecture, or in a model of transformers that was edited by hand, is named.
 
-GGUF needs its extra: ``pip install -e '.[gguf]' gguf``.
+llama.cpp needs its extra: ``pip install -e '.[gguf]'``.
 """
 
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import ported
 import pytest
 import torch
+from gguf_files import finish, writer_of
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -88,33 +90,19 @@ def test_an_onnx_file_with_a_changed_config(original: minigpt.Original, place: P
 
 def write_gguf(place: Path, file: Path, theta: float) -> None:
     """Write a Qwen2 as llama.cpp reads it, with a rotary base."""
-    import gguf  # pyright: ignore[reportMissingImports]
-
     config = AutoConfig.from_pretrained(place)
-    writer = gguf.GGUFWriter(file, "qwen2")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer = writer_of(config, "qwen2", file)
     writer.add_rope_freq_base(theta)
-    writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
     for name, tensor in AutoModelForCausalLM.from_pretrained(place).state_dict().items():
         part, _, field = name.rpartition(".")
         writer.add_tensor(f"{names.get_name(part)}.{field}", tensor.float().numpy().astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def test_a_gguf_file_with_a_wrong_base(original: minigpt.Original, place: Path, tmp_path: Path) -> None:
-    for package in ("gguf", "llama_cpp"):
-        pytest.importorskip(package, reason="an extra of its own brings it")
+    pytest.importorskip("llama_cpp", reason="an extra of its own brings it")
     settings = {"type_k": "f32", "type_v": "f32", "n_threads": 1}
     write_gguf(place, tmp_path / "right.gguf", 1e6)
     write_gguf(place, tmp_path / "wrong.gguf", 1e4)

@@ -27,10 +27,9 @@ from minigpt.judge.mistakes.arithmetic import (
     inputs_rounded,
     q8_k,
     rounded_sums,
-    to_float16,
     unsigned,
 )
-from minigpt.judge.mistakes.rounding import q8_0
+from minigpt.judge.mistakes.rounding import q8_0, to_float16
 from minigpt.precision import Float64
 
 

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minigpt.judge.mistakes.mistake import Put, Swaps, as_given
-from minigpt.judge.mistakes.rounding import Rounds, cast, int8
+from minigpt.judge.mistakes.rounding import Rounds, int8, to_float16
 
 MOST_TABLE = 10.0  # GGML's table of GELU holds the numbers between this and its negative
-to_float16 = partial(cast, dtype=torch.float16)
-to_bfloat16 = partial(cast, dtype=torch.bfloat16)
 
 
 def q8_k(x: Tensor) -> Tensor:

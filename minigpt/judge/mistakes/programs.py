@@ -18,12 +18,10 @@ from minigpt.judge.mistakes.arithmetic import (
     inputs_rounded,
     q8_k,
     rounded_sums,
-    to_bfloat16,
-    to_float16,
     unsigned,
 )
 from minigpt.judge.mistakes.mistake import Mistake, as_given
-from minigpt.judge.mistakes.rounding import Rounds, q8_0
+from minigpt.judge.mistakes.rounding import Rounds, q8_0, to_bfloat16, to_float16
 
 Q8_0 = InputRounding("8 bits in blocks of 32", q8_0)
 Q8_1 = Q8_0._replace(adds=rounded_sums)

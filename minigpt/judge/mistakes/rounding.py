@@ -25,6 +25,10 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype).to(x.dtype)
 
 
+to_float16 = partial(cast, dtype=torch.float16)
+to_bfloat16 = partial(cast, dtype=torch.bfloat16)
+
+
 def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
     """Round to integers of 8 bits; the numbers along ``dim`` share a scale, without one all do."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
@@ -106,8 +110,8 @@ SCOPES: dict[str, tuple[RoundPart, ...]] = {
 
 
 HALF_FORMATS: list[tuple[str, Rounds, float]] = [
-    ("float16", partial(cast, dtype=torch.float16), ERRORS["float16"]),
-    ("bfloat16", partial(cast, dtype=torch.bfloat16), ERRORS["bfloat16"]),
+    ("float16", to_float16, ERRORS["float16"]),
+    ("bfloat16", to_bfloat16, ERRORS["bfloat16"]),
 ]
 
 
