@@ -191,9 +191,17 @@ def _without(logits: Logits, tokens: Int[Tensor, " ids"]) -> Logits:
 
 
 def _repeats(ids: Int[Tensor, "batch seq"], size: int) -> Bool[Tensor, "batch places"]:
-    """Return where the last ``size`` ids occur earlier: True at i if ids i to i + size equal them."""
-    places = ids.shape[1] - size
-    equal = torch.ones(len(ids), places, dtype=torch.bool, device=ids.device)
-    for offset in range(size):
-        equal &= ids[:, offset : offset + places] == ids[:, places + offset, None]
-    return equal
+    """Return where the last ``size`` ids occur earlier: True at i if ids i to i + size equal them.
+
+    Runs of a length are numbered: equal runs have one number. The numbers of two runs that overlap or touch give the
+    number of the longer run that they cover, up to twice as long (Karp, Miller and Rosenberg, STOC 1972).
+    """
+    if not size:
+        return torch.ones_like(ids, dtype=torch.bool)
+    numbers, length = ids, 1
+    while length < size:
+        step = min(length, size - length)
+        pairs = (numbers[:, :-step] << 31) + numbers[:, step:]
+        numbers = torch.unique(pairs, return_inverse=True)[1]
+        length += step
+    return numbers[:, :-1] == numbers[:, -1:]
