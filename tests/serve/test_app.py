@@ -73,6 +73,13 @@ def later(body: Any, wait: float = 0.0, path: str = "/v1/completions") -> Callab
     return post
 
 
+async def until(ready: Callable[[], object]) -> None:
+    """Wait for a state of the server, and fail where it does not come."""
+    async with asyncio.timeout(60):
+        while not ready():
+            await asyncio.sleep(0.005)
+
+
 @contextlib.contextmanager
 def serving(models: Any = MODELS, **options: Any) -> Iterator[Client]:
     client = Client(models, **options)
@@ -513,7 +520,7 @@ def test_every_field_is_described(client: Client) -> None:
 
 
 class Gate(torch.nn.Module):
-    """A norm that waits for an event, and raises at token 299."""
+    """A norm that waits for an event, and raises at token 299, which a text without a seed may draw."""
 
     open = threading.Event()
     error: type[BaseException] = ValueError
@@ -537,6 +544,9 @@ def gate() -> Iterator[type[Gate]]:
     Gate.error = ValueError
 
 
+SHORT = {"model": "demo", "prompt": "a", "max_tokens": 2, "temperature": 0}
+
+
 def gated() -> dict[str, minigpt.GPT2]:
     model = small_model(dtype=torch.float64, n_positions=64, vocab_size=300, tie_word_embeddings=False)
     model.wte.weight.data[299] = 1e6
@@ -545,19 +555,16 @@ def gated() -> dict[str, minigpt.GPT2]:
 
 
 def test_a_full_queue_is_said_so_at_once(gate: type[Gate]) -> None:
-    body = {"model": "demo", "prompt": "a", "max_tokens": 3}
     with serving(gated(), max_batch=2, max_queue=3) as client:
         gate.open.clear()
 
         async def patient(http: Any, is_first: bool) -> Any:
-            while not (is_first or client.scheduler.count_writing):
-                await asyncio.sleep(0.01)
-            return await later(body)(http)
+            await until(lambda: is_first or client.scheduler.count_writing)
+            return await later(SHORT | {"max_tokens": 3})(http)
 
         async def late(http: Any) -> Any:
-            while client.scheduler.count_waiting < 3:
-                await asyncio.sleep(0.01)
-            answer = await later(body)(http)
+            await until(lambda: client.scheduler.count_waiting == 3)
+            answer = await later(SHORT)(http)
             gate.open.set()
             return answer
 
@@ -568,12 +575,20 @@ def test_a_full_queue_is_said_so_at_once(gate: type[Gate]) -> None:
 
 
 def test_one_request_does_not_fill_the_queue(gate: type[Gate]) -> None:
+    """Two requests for 8 texts each wait in a queue of 8 texts."""
     with serving(gated(), max_batch=2, max_queue=8) as client:
         gate.open.clear()
-        threading.Timer(0.3, gate.open.set).start()
-        body = {"model": "demo", "prompt": "a", "max_tokens": 2}
-        answers = client.ask_all(*(later(body | {"n": n}, wait) for n, wait in ((1, 0), (8, 0.05), (8, 0.1))))
-        assert [answer.status_code for answer in answers] == [200] * 3
+
+        async def many(http: Any) -> Any:
+            await until(lambda: client.scheduler.count_writing)
+            requests = [asyncio.create_task(later(SHORT | {"n": 8})(http)) for _ in range(2)]
+            queued = 2 * 8 - 1  # the second place may be one's
+            await until(lambda: client.scheduler.count_waiting >= queued or any(map(asyncio.Task.done, requests)))
+            gate.open.set()
+            return await asyncio.gather(*requests)
+
+        first, others = client.ask_all(later(SHORT), many)
+        assert [answer.status_code for answer in (first, *others)] == [200] * 3
 
 
 def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate]) -> None:
@@ -583,8 +598,7 @@ def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate]) -> None
     with serving(gated(), max_batch=2, max_queue=8) as client:
 
         async def busy(http: Any) -> tuple[float, float]:
-            while not client.scheduler.count_writing:
-                await asyncio.sleep(0.01)
+            await until(lambda: client.scheduler.count_writing)
             began, used = time.monotonic(), time.thread_time()
             for _ in range(3):
                 await asyncio.gather(*(later(body, path="/tokenize")(http) for _ in range(80)))
@@ -593,7 +607,7 @@ def test_many_requests_leave_half_of_the_time_to_texts(gate: type[Gate]) -> None
             return times
 
         gate.open.clear()
-        text, (seconds, used) = client.ask_all(later({"model": "demo", "prompt": "a", "max_tokens": 2}), busy)
+        text, (seconds, used) = client.ask_all(later(SHORT), busy)
     assert text.status_code == 200
     print(f"busy for {used:.2f} of {seconds:.2f} s")
     assert used > 0.05
@@ -724,7 +738,7 @@ def test_a_stopped_server_says_so(gate: type[Gate]) -> None:
     gate.open.clear()
     threading.Timer(0.2, client.scheduler.stop).start()
     threading.Timer(0.3, gate.open.set).start()
-    (answer,) = client.ask_all(later({"model": "demo", "prompt": "a", "max_tokens": 30}))
+    (answer,) = client.ask_all(later(SHORT | {"max_tokens": 30}))
     assert error_of(answer, 503)["code"] == "shutting_down"
     error_of(client.complete(), 503)
 
