@@ -31,11 +31,11 @@ def explain(
     Args:
         diagnose: None for a FAIL of a small model alone.
     """
-    precision = None
-    if verdict.passed or is_off_at_once(figures):
-        precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
+    precision = None
+    if verdict.passed or (not are_prompts_right and is_off_at_once(figures)):
+        precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     is_long_text_off = figures.text is not None and not figures.text.logits.ratio <= MOST_NOISE
     if diagnose is None:
         is_explained = figures.account is not None and figures.account.explains
@@ -59,7 +59,7 @@ def explain(
     except DiagnosisError as error:
         return Causes(precision=precision, notes=[f"{error}."])
     precision = precision if may_be_rounded else None
-    clues = [] if diagnosis or is_near(precision) else find_clues(truth, runner, figures)
+    clues = [] if diagnosis or is_near(precision) else find_clues(truth, runner, figures, of_windows=are_prompts_right)
     if truth.facts.offload:
         clues.append("The weights stay in their files: no mistake in attention, MLP or positions was tried.")
     return Causes(precision=precision, diagnosis=diagnosis, notes=clues)

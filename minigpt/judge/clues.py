@@ -18,7 +18,7 @@ from minigpt.report.numerals import brief
 BIN = 64  # logits of about the same size, which a smooth function takes along a cubic
 MOST_LOGITS = 2**20  # that are looked at
 NEARLY_ALL = 0.9  # of the bins: those of the largest logits are wide
-LEAST_ROWS = 16  # at least, in which an error grows
+LEAST_ROWS = 16  # at least, in which an error grows, or that one text is right before it is off
 MUCH_LARGER = 4.0  # of an error, from the first quarter of these rows to the last
 RANKED = 0.8  # correlation of the ranks of error and position
 
@@ -29,7 +29,7 @@ def clues_of(
     """Return a sentence for each clue that is clear.
 
     Args:
-        texts: the prompts.
+        texts: the prompts, and perhaps a longer text.
         layer_types: the type of each block's attention; empty if all are alike.
     """
     floor = truth.floor
@@ -72,13 +72,18 @@ def by_position(texts: Sequence[Evidence], noise: float) -> Iterator[str]:
     can_show = [number for number, ratio in enumerate(ratios) if len(ratio) > first]
     if len(lengths) > 1 and all(firsts[number] == texts[number].new_from for number in off):
         yield f"Each prompt is right, and what is written behind it is {by}: look at the cache and at positions there."
-    elif first > 0 and len(can_show) > 1 and all(number in off and firsts[number] == first for number in can_show):
+    elif is_one_place(len(can_show), first) and all(number in off and firsts[number] == first for number in can_show):
         where = f"Each text is right before position {first}, and {by} from there on"
         hint = f"a length of {first}, as of a window, a cache or a table"
         if first == 1:
             where, hint = f"Position 0 is right in every text, and later ones are {by}", "scores, mask and positions"
         yield f"{where}: look for {hint}."
     yield from _growth(max(ratios, key=len))
+
+
+def is_one_place(texts: int, first: int) -> bool:
+    """Return whether texts that are off from position ``first`` on show that the place is no accident of a text."""
+    return first >= LEAST_ROWS or (first > 0 and texts > 1)
 
 
 def _growth(ratios: Tensor) -> Iterator[str]:

@@ -54,7 +54,7 @@ def find_mistakes(
     network = open_network(truth)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
     shortest = sorted(truth.texts.prompts, key=lambda text: len(text.ids))
-    whole = [text for text in truth.texts.windows if len(truth.logits(text)) == len(text.ids)]
+    whole = whole_windows(truth)
     chosen = whole if of_windows else shortest
     texts = [evidence_of(truth, runner, text) for text in first_of(chosen, weights, MOST_WORK)]
     check_network(truth, network, evidence_of(truth, runner, shortest[0]))
@@ -79,13 +79,23 @@ def one_answer(truth: OriginalData, runner: Runner) -> list[str]:
     return [f"Asked again for the same text, it gives logits {brief(ratio)} times the noise apart: dropout may be on."]
 
 
-def find_clues(truth: OriginalData, runner: Runner, figures: ParityFigures) -> list[str]:
-    """Return clues to a mistake that has no name, from all prompts."""
+def whole_windows(truth: OriginalData) -> list[Text]:
+    """Return the windows of the long text of which all logits are kept."""
+    return [text for text in truth.texts.windows if len(truth.logits(text)) == len(text.ids)]
+
+
+def find_clues(truth: OriginalData, runner: Runner, figures: ParityFigures, *, of_windows: bool = False) -> list[str]:
+    """Return clues to a mistake that has no name, from all prompts.
+
+    Args:
+        of_windows: whether to look at the first window of the long text too, where the prompts are right.
+    """
     layer_types = []
     if architecture_of(truth.facts.place) is not None:
         model: Any = load_with_transformers(truth.facts.place, is_empty=True)
         layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
-    texts = [evidence_of(truth, runner, text) for text in truth.texts.prompts]
+    windows = whole_windows(truth)[:1] if of_windows else []
+    texts = [evidence_of(truth, runner, text) for text in [*truth.texts.prompts, *windows]]
     return clues_of(truth, texts, figures, layer_types)
 
 

@@ -101,8 +101,7 @@ def test_a_cure_names_a_mistake_of_the_table() -> None:
 
 
 @pytest.mark.thorough
-def test_right_prompts_of_a_program_that_is_off_elsewhere_are_said_to_be_right(tmp_path: Path) -> None:
-    """Windows are longer than the prompts here, and the program is wrong from its twentieth token on."""
+def test_a_program_that_is_off_in_the_long_text_alone_is_told_from_where(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The old sailor told Mara a tale of the sea. " * 12)
     original = minigpt.Original("demo", prompts=["Tom"], text=text, max_new_tokens=4, device="cpu")
@@ -113,12 +112,24 @@ def test_right_prompts_of_a_program_that_is_off_elsewhere_are_said_to_be_right(t
         logits[:, 20:] += torch.arange(logits.shape[-1]) / 10
         return logits
 
-    report = original.judge(late, diagnose=True)
+    report = original.judge(late)
+    assert report.outcome == "FAIL"
+    assert report.logits.ratio <= 2
+    assert report.precision is None
+    assert report.diagnosis == []
+    assert any("right before position 20" in note for note in report.notes)
+
+
+def test_a_norm_that_is_off_where_tokens_are_read_one_by_one_leaves_no_diagnosis(folder: Path) -> None:
+    class Late(minigpt.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1.5 if x.shape[-2] == 1 else 1.0)
+
+    report = minigpt.parity(folder, norm=Late, prompts=PROMPTS, max_new_tokens=4, device="cpu", diagnose=True)
     assert report.outcome == "FAIL"
     assert report.logits.ratio <= 2
     assert report.diagnosis is None
     assert any("these are right" in note for note in report.notes)
-    assert original.judge(late).notes == []
 
 
 @torch.no_grad()
