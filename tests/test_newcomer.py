@@ -30,6 +30,11 @@ def change(package: Path, name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", sorted(patch.stem for patch in PATCHES.glob("*.patch")))
+def test_a_change_fits_the_package_as_it_is(package: Path, name: str) -> None:
+    change(package, name)
+
+
 def python(package: Path, *words: object) -> str:
     """What a process of the changed package prints."""
     environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -94,6 +99,7 @@ def test_to_add_an_option_of_opening_a_model(package: Path) -> None:
         assert "Fold norms into the next layer." in python(package, "-m", "minigpt", command, "--help")
 
 
+@pytest.mark.thorough
 def test_to_add_a_checkpoint_family(package: Path, tmp_path: Path) -> None:
     change(package, "family")
     model = minigpt.from_pretrained("demo", device="cpu")

@@ -1,6 +1,7 @@
 """The perplexity of a text file: every token counted once, with a long past, with both norms."""
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -74,9 +75,13 @@ def as_transformers_does(
     return math.exp(total / scored), scored
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
-    ("stride", "bos"), [(None, False), (256, False), (100, False), (None, True), (255, True), (100, True)]
+    ("dtype", "stride", "bos"),
+    [
+        *itertools.product([torch.float64], [None, 256, 100], [False]),
+        *itertools.product([torch.float64], [None, 255, 100], [True]),
+        (torch.float32, 100, True),
+    ],
 )
 @torch.inference_mode()
 def test_it_is_that_of_a_plain_loop_of_transformers(dtype: torch.dtype, stride: int | None, bos: bool) -> None:
@@ -197,7 +202,7 @@ def page_of_transformers(result: Perplexity) -> float:
     return math.exp(sum(map(math.prod, zip(losses, weights, strict=True))) / sum(weights))
 
 
-@pytest.mark.parametrize("stride", [32, 128])
+@pytest.mark.parametrize("stride", [pytest.param(32, marks=pytest.mark.thorough), 128])
 @torch.inference_mode()
 def test_transformers_page_follows_from_the_rows(stride: int, demo: tuple) -> None:
     """The loop of the page on fixed-length models, as it stands there."""

@@ -389,7 +389,19 @@ def test_the_progress_of_a_diagnosis_moves_with_each_mistake(
     assert shares == sorted({*shares})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_nothing_is_quicker_than_float64_where_that_is_the_noise(folder: Path) -> None:
+    original = minigpt.Original(folder, prompts=PROMPTS[-1:], max_new_tokens=1, device="cpu", dtype="float64")
+    assert open_network(original.truth).quick is None
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        pytest.param("float64", marks=pytest.mark.thorough),
+        pytest.param("bfloat16", marks=pytest.mark.thorough),  # the same network, and a higher bound
+    ],
+)
 @torch.no_grad()
 def test_the_screen_computes_what_it_compares_as_exactly_as_the_noise_needs(folder: Path, dtype: str) -> None:
     original = minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, device="cpu", dtype=dtype)
