@@ -23,9 +23,9 @@ def program() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed, and the next file would get its number
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    from minigpt.cli.interrupt import Interrupts
+    from minigpt.cli.interrupt import end_at_signals
 
-    Interrupts(sys.argv[1:]).start()
+    end_at_signals(sys.argv[1:])
     statuses: list[int] = []
     atexit.register(lambda: _end(*statuses))  # the first, so it is called last
     statuses.append(_status())

@@ -1,4 +1,4 @@
-"""The app of all commands, and what it says of an error."""
+"""The app of the commands, and what it says of an error."""
 
 import importlib
 import io
@@ -23,12 +23,6 @@ COMMANDS = (
 SLEEPING_THREADS = ("serve", "parity", "norms")
 CLOSED_PIPE = 128 + 13
 
-app = typer.Typer(
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
-
 
 def _print_version(is_set: bool) -> None:
     if is_set:
@@ -36,7 +30,6 @@ def _print_version(is_set: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
@@ -45,12 +38,24 @@ def _main(
     """A GPT-2 small enough to read and exact enough to trust, on a LayerNorm that you can swap."""
 
 
-for _name in COMMANDS:
-    _command = getattr(importlib.import_module(f"minigpt.cli.{_name}"), _name)
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        add(app, _command)
+def app_of(words: list[str]) -> typer.Typer:
+    """Return the app of the command that these words begin with; of all commands if they begin with none."""
+    app = typer.Typer(
+        callback=_main,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    names = [*COMMANDS]
+    if words[0] in COMMANDS:
+        names = words[:1]
+    for name in names:
+        command = getattr(importlib.import_module(f"minigpt.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            add(app, command)
+    return app
 
 
 def run(words: list[str]) -> int:
@@ -65,7 +70,7 @@ def run(words: list[str]) -> int:
         pulse = PULSE.beating()
     try:
         with pulse:
-            status = app(with_values(words), prog_name="minigpt", standalone_mode=False)
+            status = app_of(words)(with_values(words), prog_name="minigpt", standalone_mode=False)
         sys.stdout.flush()
         return status or 0
     except MiniGPTError as error:

@@ -19,53 +19,50 @@ SHOW_CURSOR = b"\x1b[?25h"  # a bar hides it
 CONTINUES = b"stopped; the same command continues\n"
 
 
-class Interrupts:
-    """Handles the signals that end a command, each unless it is ignored, as under ``nohup``.
+def end_at_signals(words: list[str]) -> None:
+    """Handle the signals that end a command from now on, each unless it is ignored, as under ``nohup``.
+
+    Another handler may take a signal over, as a server's does.
 
     Args:
         words: of the command line.
     """
+    ending = threading.Lock()
 
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
-        self._ending = threading.Lock()
-
-    def start(self) -> None:
-        """Handle them from now on. Another handler may take a signal over, as a server's does."""
-        for number in ENDING:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._end)
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        threading.Thread(target=self._wait, args=(reading,), daemon=True).start()
-        block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING)
-        unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING)
-        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=self._leave)
-
-    def _wait(self, reading: int) -> None:
-        while True:
-            (number,) = os.read(reading, 1)
-            if signal.getsignal(number) == self._end:
-                self._end(number)
-
-    def _leave(self) -> None:
-        """Give the signals back in a forked process, which shares the pipe of its parent."""
-        signal.set_wakeup_fd(-1)
-        for number in ENDING:
-            if signal.getsignal(number) == self._end:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-
-    def _end(self, number: int, _frame: FrameType | None = None) -> NoReturn:
-        self._ending.acquire()  # the thread and the main thread may both come here; the first ends the process
+    def end(number: int, _frame: FrameType | None = None) -> NoReturn:
+        ending.acquire()  # the thread and the main thread may both come here; the first ends the process
         try:
             if os.isatty(2):
                 os.write(2, SHOW_CURSOR)
-            if self.words[:1] in (["study"], ["finetune"]) or {"--remove-file", "--prompts"} & {*self.words}:
+            if words[:1] in (["study"], ["finetune"]) or {"--remove-file", "--prompts"} & {*words}:
                 os.write(2, CONTINUES)
             remove_temporaries()
             for child in active_children():
                 child.kill()
         finally:  # also where standard error is closed
             os._exit(128 + number)
+
+    def wait() -> None:
+        while True:
+            (number,) = os.read(reading, 1)
+            if signal.getsignal(number) == end:
+                end(number)
+
+    def leave() -> None:
+        """Give the signals back in a forked process, which shares the pipe of its parent."""
+        signal.set_wakeup_fd(-1)
+        for number in ENDING:
+            if signal.getsignal(number) == end:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=wait, daemon=True).start()
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING)
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=leave)

@@ -23,9 +23,7 @@ from typer.core import TyperCommand
 
 from minigpt.choices import check_option, words_of
 from minigpt.cli.output import STDOUT, check_folder, check_writable
-from minigpt.config import presets_folder
 from minigpt.errors import ConfigError
-from minigpt.generation.settings import SETTINGS, SHELL
 from minigpt.recipe import Recipe
 
 Given = frozenset[str]  # names of parameters
@@ -72,9 +70,8 @@ for _field in dataclasses.fields(Recipe):
 REPEATED = ("norm", "sites")  # where a command takes several recipes
 MODEL_FIRST = ("sites", "info", "perplexity", "convert")  # commands whose MODEL stands first, or behind --model
 
-# The groups of the options that open a model, of the settings of generation, and of what is written.
+# The groups of the options that open a model, and of what is written.
 MAIN = ("model", "norm", "sites", "keep", "center", "fit")
-DRAWING = [name for name, setting in SETTINGS.items() if setting.shapes_draw or setting.looks_back]
 OF_OUTPUT = ("json_file", "csv", "html")
 
 # What help says about parameters that several commands have.
@@ -94,13 +91,19 @@ def _norms() -> Iterable[str]:
     return available()
 
 
+def _presets() -> Iterable[str]:
+    from minigpt.config import presets_folder
+
+    return (path.stem for path in presets_folder().glob("*.json"))
+
+
 DRAFTS = ("auto", "int8", "none")
 
 # What a shell offers for a parameter.
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "norm": _norms,
     "check": _norms,
-    "preset": lambda: (path.stem for path in presets_folder().glob("*.json")),
+    "preset": _presets,
     "overflow": lambda: ("refuse", "slide"),
     "draft": lambda: DRAFTS,
 }
@@ -167,9 +170,12 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 
 def _groups_of(sections: Mapping[str, Collection[str]]) -> dict[str, str]:
     """Return the group of each option that has one, in the order of the help."""
+    from minigpt.generation.settings import SETTINGS  # not before: other commands have none
+
+    drawing = [name for name, setting in SETTINGS.items() if setting.shapes_draw or setting.looks_back]
     titled: list[tuple[str, Iterable[str]]] = [("The model", MAIN)]
     titled.extend(sections.items())
-    titled.append(("How tokens are chosen", DRAWING))
+    titled.append(("How tokens are chosen", drawing))
     titled.append(("What is written", SETTINGS))
     titled.append(("Output", OF_OUTPUT))
     titled.append(("How the model is opened", RECIPE))
@@ -198,6 +204,8 @@ def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if parameter.name == "given":
         return
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        from minigpt.generation.settings import SETTINGS, SHELL
+
         for name, setting in SETTINGS.items():
             kind: Any = list[str] if name == "stop" else str
             for number in (float, int):

@@ -13,7 +13,7 @@ from minigpt import ConfigError, MiniGPTError
 from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary, spread
 from minigpt.bench.programs import Memory, Minigpt, Transformers, weight_bytes
-from minigpt.cli.commands import app
+from minigpt.cli.commands import app_of
 from minigpt.cli.output import show
 from minigpt.report.numerals import times
 
@@ -70,7 +70,7 @@ def test_kinds_are_as_written_or_the_same_as_ours() -> None:
 )
 def test_a_bench_that_cannot_run_is_refused(folder: Path, options: list[str], message: str) -> None:
     with pytest.raises(MiniGPTError, match=message):
-        app(["bench", "generate", "--model", str(folder), *options], standalone_mode=False)
+        app_of(["bench"])(["bench", "generate", "--model", str(folder), *options], standalone_mode=False)
 
 
 def test_other_programs_cannot_run_other_norms(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_program_that_fails_or_dies_says_so(folder: Path) -> None:
 @pytest.mark.thorough
 def test_the_figures_follow_from_the_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "generate", "--model", str(folder), "--prompt-tokens", "4", "--new-tokens", "3"]
-    app([*command, "--repeats", "1", "--draft", "int8", "--json", "-"], standalone_mode=False)
+    app_of(command)([*command, "--repeats", "1", "--draft", "int8", "--json", "-"], standalone_mode=False)
     report = json.loads(capsys.readouterr().out)
     ours, undrafted, others = report["contestants"]
     assert report["environment"]["processor"]

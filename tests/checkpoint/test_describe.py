@@ -12,7 +12,7 @@ from minigpt import CheckpointError
 from minigpt.checkpoint import Files
 from minigpt.checkpoint.pretrained import describe_checkpoint
 from minigpt.checkpoint.transformers_model import describe_other
-from minigpt.cli.commands import app
+from minigpt.cli.commands import app_of
 
 
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"n_inner": 50}, {"n_layer": 3}], ids=str)
@@ -55,13 +55,13 @@ def test_info_counts_the_tokens_and_names_those_without_an_embedding(
     saved(reference(vocab_size=300), tmp_path)
     backend = tiny_bpe(290)
     backend.save(str(tmp_path / "tokenizer.json"))
-    app(["info", str(tmp_path)], standalone_mode=False)
+    app_of(["info"])(["info", str(tmp_path)], standalone_mode=False)
     shown = capsys.readouterr().out.split("\n")
     assert any(line.split() == ["tokenizer", "byte-level", "BPE", "of", "290", "tokens"] for line in shown)
     assert any(line.split() == ["of", "it", "used", "290"] for line in shown)
     backend.add_tokens([f"<tool {i}>" for i in range(11)])
     backend.save(str(tmp_path / "tokenizer.json"))
-    app(["info", str(tmp_path)], standalone_mode=False)
+    app_of(["info"])(["info", str(tmp_path)], standalone_mode=False)
     assert "301 tokens; the model has no embedding for <tool 10>" in " ".join(capsys.readouterr().out.split())
 
 

@@ -15,7 +15,7 @@ import minigpt
 from minigpt import CheckpointError
 from minigpt.checkpoint import Files, local_place
 from minigpt.checkpoint.contents import read_stable, unchanged
-from minigpt.cli.commands import app
+from minigpt.cli.commands import app_of
 
 pytestmark = pytest.mark.usefixtures("offline")  # a name that should have been refused as a path fails at once
 
@@ -150,7 +150,9 @@ def test_a_prompt_reads_each_file_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("minigpt.checkpoint.local_place", find)
     monkeypatch.setattr("tokenizers.Tokenizer.from_file", parse)
     sys.addaudithook(note)
-    assert not app(["generate", "the", "--model", watched, "--max-new-tokens", "2"], standalone_mode=False)
+    assert not app_of(["generate"])(
+        ["generate", "the", "--model", watched, "--max-new-tokens", "2"], standalone_mode=False
+    )
     watched = ""
     names = ("place", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
     assert {name: reads.count(name) for name in names} == dict.fromkeys(names, 1)

@@ -16,7 +16,7 @@ import minigpt
 from minigpt import CheckpointError, Tokenizer
 from minigpt.checkpoint import local_place
 from minigpt.checkpoint.contents import COMMITS
-from minigpt.cli.commands import app
+from minigpt.cli.commands import app_of
 
 REPOSITORY = "someone/tiny-gpt2"
 
@@ -102,7 +102,7 @@ def test_a_command_takes_everything_from_one_commit(hub: Hub, tmp_path: Path, co
     commit = hub.publish(tmp_path / "first", "someone/moving")
     hub.after = lambda: hub.publish(tmp_path / "other", "someone/moving")
     more = {"generate": ["--max-new-tokens", "2"], "convert": [str(tmp_path / "out")], "parity": ["--prompt", "the"]}
-    assert not app([*command, "someone/moving", *more[command[0]]], standalone_mode=False)
+    assert not app_of(command)([*command, "someone/moving", *more[command[0]]], standalone_mode=False)
     assert {of for of, _ in hub.downloads} == {commit}
 
 

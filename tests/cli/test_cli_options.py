@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import minigpt
 from minigpt.choices import words_of
-from minigpt.cli.commands import app
+from minigpt.cli.commands import app_of
 
 # A value for each option: another one than what stands there without it.
 VALUES = {
@@ -67,7 +67,7 @@ REFUSED = {  # by the words of a mode
 
 def options_of(command: str) -> dict[str, bool]:
     """Return the options of a command, and whether each is a flag."""
-    found: Any = typer.main.get_command(app)
+    found: Any = typer.main.get_command(app_of(["--help"]))
     for word in command.split():
         if word not in getattr(found, "commands", {}):
             break

@@ -27,11 +27,11 @@ program()
 SWALLOWED = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from minigpt.cli.interrupt import Interrupts
+from minigpt.cli.interrupt import end_at_signals
 from minigpt.files import TemporaryFolder, temporary
 
 if __name__ == "__main__":
-    Interrupts(sys.argv[3:]).start()
+    end_at_signals(sys.argv[3:])
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     child.start()
     print(child.pid, flush=True)
@@ -46,8 +46,8 @@ if __name__ == "__main__":
 """
 FORKED = """
 import os, signal, time
-from minigpt.cli.interrupt import Interrupts
-Interrupts([]).start()
+from minigpt.cli.interrupt import end_at_signals
+end_at_signals([])
 child = os.fork()
 if child == 0:
     time.sleep(10)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import minigpt
 from minigpt import NormError, norms, swap_norms
-from minigpt.cli.commands import app
+from minigpt.cli.commands import app_of
 
 
 class ScaleNorm(nn.Module):
@@ -254,6 +254,6 @@ def test_hf_reads_what_we_save_and_we_what_it_saves(tmp_path: Path) -> None:
 
 def test_the_command_line_says_what_is_kept() -> None:
     words = "parity --norm torch.nn:RMSNorm --prompt Once --keep none --device cpu --json -"
-    judged = CliRunner().invoke(app, words.split())
+    judged = CliRunner().invoke(app_of(words.split()), words.split())
     assert judged.exit_code == 1
     assert "RMSNorm has no shift: the model's shift is dropped" in json.loads(judged.stdout)["notes"]
