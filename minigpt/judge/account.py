@@ -5,7 +5,6 @@ T tokens, V vocabulary.
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -101,7 +100,7 @@ def account_of(
         tensors = costs_of(truth, exact, weights)
     del exact
     say("transformers in other dtypes")
-    others = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, texts)
+    others = read_in_other_dtypes(facts, texts)
     errors = errors_by_position([*program, *of_short], [*explained, *true_short])
     own_errors = errors_by_position([*noise, *noise_short], [*explained, *true_short])
     calm = int((own_errors <= FAR_OFF * floor.rms).sum())

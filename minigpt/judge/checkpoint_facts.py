@@ -19,7 +19,7 @@ from minigpt.choices import human_size
 from minigpt.config import site_names
 from minigpt.errors import CheckpointError
 from minigpt.host import Shape, host_of
-from minigpt.norms import is_exact
+from minigpt.norms.foreign.builder import is_exact
 from minigpt.precision import resolve_dtype
 from minigpt.recipe import Recipe
 from minigpt.report.fields import OWN_NORM
@@ -102,6 +102,11 @@ def read_facts(place: Path, dtype: str | torch.dtype | None = None) -> tuple[Che
         sites = host_of(model).sites
         facts = CheckpointFacts(place, state, False, Shape.of(model.config), weights, model.dtype, OWN_NORM, sites)
         return facts, tensors
+    unread = ""
+    if checkpoint.form is not HUGGING_FACE:
+        unread = f"is of the family {checkpoint.form.name}"
+    elif Files.at(place).config is None:
+        unread = f"has no {CONFIG}"
     facts = CheckpointFacts(
         place=place,
         state=state,
@@ -111,7 +116,7 @@ def read_facts(place: Path, dtype: str | torch.dtype | None = None) -> tuple[Che
         dtype=asked or only_dtype(checkpoint.tensors, place),
         norm=PLAIN_NORM if checkpoint.norms == PLAIN_FORM else "fused",
         sites=site_names(checkpoint.config.n_layer),
-        unread=_why_unread(checkpoint),
+        unread=unread,
     )
     return facts, tensors
 
@@ -122,15 +127,6 @@ def _read_gpt2(files: Files) -> tuple[Checkpoint | None, dict[str, Tensor]]:
         return None, {}
     content = files.tensors()
     return read_checkpoint(files, content=content), content[0]
-
-
-def _why_unread(checkpoint: Checkpoint) -> str:
-    """Return why transformers cannot read a GPT-2, in words; nothing if it can."""
-    if checkpoint.form is not HUGGING_FACE:
-        return f"is of the family {checkpoint.form.name}"
-    if Files.at(checkpoint.place).config is None:
-        return f"has no {CONFIG}"
-    return ""
 
 
 def within_memory(facts: CheckpointFacts, memory: int, free: int, most: int) -> CheckpointFacts:

@@ -5,8 +5,7 @@ T tokens, V vocabulary, C embedding.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,21 +48,23 @@ MOST_STREAM = 2**27  # numbers of the residual stream that are kept, in float64:
 
 
 class Rounded(NamedTuple):
-    """The outputs of transformers at the dtype.
+    """What transformers at the dtype reads and writes.
 
     Attributes:
+        facts: those that are known now.
+        texts: with what was written after the prompts.
         readings: of the prompts, then of the windows.
         decoded: logits of each continuation, read token by token.
         losses: on the whole text file; None where minigpt computes them, of a GPT-2 in memory.
         gradients: by Parameter; None if they were not asked for.
-        other_dtypes: logits of the first prompts in other dtypes, by their names.
     """
 
+    facts: CheckpointFacts
+    texts: Texts
     readings: list[Reading]
     decoded: list[Tensor]
     losses: list[Scored] | None
     gradients: dict[str, Tensor] | None
-    other_dtypes: dict[str, list[Tensor]]
 
 
 def read_original(
@@ -131,16 +132,20 @@ def _read(
     facts: CheckpointFacts, tensors: dict[str, Tensor], texts: Texts, most: int, gradients: bool, say: Steps
 ) -> OriginalData:
     say(f"transformers at {dtype_name(facts.dtype)}")
-    facts, texts, rounded = _read_rounded(facts, tensors, texts, most, gradients, say)
-    prompts, bitwise, losses, other_dtypes = texts.prompts, Distance(), rounded.losses, rounded.other_dtypes
+    rounded = _read_rounded(facts, tensors, texts, most, gradients, say)
+    facts, texts, losses = rounded.facts, rounded.texts, rounded.losses
+    prompts, bitwise = texts.prompts, Distance()
+    say("transformers in other dtypes")
+    other_dtypes = read_in_other_dtypes(facts, prompts, tensors)
     if facts.is_gpt2 and not facts.offload:
         say("minigpt in reference arithmetic")
-        bitwise, losses = _read_ours(facts, texts, rounded.readings)
-    else:
-        say("transformers in other dtypes")
-        other_dtypes = read_in_other_dtypes(lambda dtype: nullcontext(Reference(facts, dtype)), facts, prompts)
+        ours = OurRunner(facts.in_our_arithmetic(facts.attention), facts)
+        for reading, before in zip(ours.read(prompts, places=False), rounded.readings, strict=False):
+            bitwise.add(reading.logits, before.logits)
+        losses = _losses(ours, facts, texts.file_ids)
+        del ours
     say("transformers in float64")
-    reference = Reference(facts, torch.float64)
+    reference = Reference(facts, torch.float64, tensors)
     norms: dict[str, TrueNorm] = {}
     for site, norm in reference.host.norms().items():
         norms[site] = TrueNorm.of(norm, reference.host.site_of(norm))
@@ -170,12 +175,8 @@ def _read(
 
 def _read_rounded(
     facts: CheckpointFacts, tensors: dict[str, Tensor], texts: Texts, most: int, with_gradients: bool, say: Steps
-) -> tuple[CheckpointFacts, Texts, Rounded]:
-    """Let transformers at the dtype write and read.
-
-    Returns:
-        The facts that are known now; the texts, with what was written after the prompts; the outputs.
-    """
+) -> Rounded:
+    """Let transformers at the dtype write and read."""
     reference = Reference(facts, tensors=tensors)
     require_own_code(reference.model)
     host = reference.host
@@ -196,10 +197,6 @@ def _read_rounded(
     if with_gradients:
         gradients = reference.gradients(texts.of_gradients)
         require_finite(facts.dtype, "the gradients", gradients)
-    other_dtypes: dict[str, list[Tensor]] = {}
-    if reference.is_gpt2:
-        say("transformers in other dtypes")
-        other_dtypes = read_in_other_dtypes(reference.computing_in, facts, prompts)
     notes = [*facts.notes, *note_on_left_out(reference.model)]
     if not reference.is_gpt2:
         notes += notes_on_length(reference.model.config, texts, facts.shape)
@@ -216,7 +213,7 @@ def _read_rounded(
         kept=kept,
         versions=versions(facts.device) | {"float32_products": "full float32 (TF32 off)"},
     )
-    return facts, texts, Rounded(readings, decoded, losses, gradients, other_dtypes)
+    return Rounded(facts, texts, readings, decoded, losses, gradients)
 
 
 def _read_prompts(
@@ -259,19 +256,6 @@ def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scor
     for number, row in enumerate(losses):
         require_finite(facts.dtype, f"window {number}", {"the logits": torch.tensor(row.loss)})
     return losses
-
-
-def _read_ours(facts: CheckpointFacts, texts: Texts, readings: list[Reading]) -> tuple[Distance, list[Scored]]:
-    """Let minigpt in reference arithmetic read: it has transformers' bits.
-
-    Returns:
-        How far its logits of the prompts are from transformers', and its losses.
-    """
-    ours = OurRunner(facts.in_our_arithmetic(facts.attention), facts)
-    distance = Distance()
-    for reading, before in zip(ours.read(texts.prompts, places=False), readings, strict=False):
-        distance.add(reading.logits, before.logits)
-    return distance, _losses(ours, facts, texts.file_ids)
 
 
 def _narrow(facts: CheckpointFacts) -> torch.dtype:
@@ -332,9 +316,7 @@ def _check_named(recipe: Recipe, sites: list[str]) -> None:
 
 
 def read_in_other_dtypes(
-    open_in: Callable[[torch.dtype], AbstractContextManager[Reference]],
-    facts: CheckpointFacts,
-    prompts: Sequence[Text],
+    facts: CheckpointFacts, prompts: Sequence[Text], tensors: dict[str, Tensor] | None = None
 ) -> dict[str, list[Float[Tensor, "seq vocab"]]]:
     """Return transformers' logits of the first prompts in other dtypes than the original's, by their names.
 
@@ -342,8 +324,8 @@ def read_in_other_dtypes(
     if that dtype is narrower. Of a large model there are none.
 
     Args:
-        open_in: gives transformers' model in a dtype for a block.
         facts: of the original.
+        tensors: as ``Reference`` takes them.
     """
     logits: dict[str, list[Tensor]] = {}
     if facts.weights * len(prompts[0].ids) > MOST_WORK:
@@ -352,18 +334,13 @@ def read_in_other_dtypes(
         if other == facts.dtype:
             continue
         with contextlib.suppress(MiniGPTError, RuntimeError):  # a device or a model may not know the dtype
-            with open_in(other) as reference, products_in(other, facts.device):
+            is_slow = other == torch.float16 and facts.device.type == "cpu"
+            reference = Reference(facts, other, tensors)
+            with WideProducts() if is_slow else contextlib.nullcontext():
                 readings = [*reference.read(first_of(prompts, facts.weights, WORK), places=False)]
             del reference  # before the next one is opened
             logits[dtype_name(other)] = [reading.logits for reading in readings]
     return logits
-
-
-def products_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
-    """Return a block in which products at a dtype are computed quickly."""
-    if dtype == torch.float16 and device.type == "cpu":
-        return WideProducts()
-    return contextlib.nullcontext()
 
 
 def errors_of(

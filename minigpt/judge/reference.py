@@ -50,7 +50,7 @@ def gpt2_of(
     It takes the checkpoint's tensors under their own names, so that a fault in our loading shows.
 
     Args:
-        tensors: by their names in the files, if they have been read. They are taken out of this dict.
+        tensors: by their names in the files, if they have been read.
     """
     with uncollected():
         from transformers import AutoModelForCausalLM, GPT2Config  # imported here, since it takes seconds
@@ -68,8 +68,7 @@ def gpt2_of(
     with uncollected(), quiet_transformers(), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name in list(tensors):
-        tensor = tensors.pop(name)
+    for name, tensor in tensors.items():
         path = name if name in known else f"transformer.{name}"
         if path not in known:
             continue  # a causal mask, which older files hold
@@ -138,7 +137,7 @@ class Reference(ModuleRunner):
 
     Args:
         compute: by default the checkpoint's dtype.
-        tensors: of a GPT-2, by their names in the files, if they have been read. They are taken out of this dict.
+        tensors: of a GPT-2, by their names in the files, if they have been read.
     """
 
     def __init__(
@@ -173,18 +172,6 @@ class Reference(ModuleRunner):
         except NormError as error:
             name = type(self.model).__name__
             raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error
-
-    @contextlib.contextmanager
-    def computing_in(self, compute: torch.dtype) -> Iterator["Reference"]:
-        """Have the values of a GPT-2 in another dtype in the block."""
-        values = {parameter: parameter.data for parameter in self.model.parameters()}
-        try:
-            for parameter, value in values.items():
-                parameter.data = value.to(compute)
-            yield self
-        finally:
-            for parameter, value in values.items():
-                parameter.data = value
 
     def kept(self, dtype: torch.dtype) -> dict[str, str]:
         """Return the dtypes of Parameters and buffers that transformers keeps in another one than ``dtype``."""
