@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from minigpt.errors import GenerationError
 from minigpt.generation import GenerationSettings
 from minigpt.model import GPT2
 from minigpt.serve import protocol
@@ -195,15 +196,15 @@ class Endpoints:
 
     async def _encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of texts. Long ones are read in another thread, one request after the other."""
+        if sum(map(len, texts)) >= LONG_PROMPT:
+            encode = self.tokenizer.backend.encode_batch  # lets other threads run, unlike ``Tokenizer.encode``
+            with suppress(Exception):  # ``Tokenizer.encode`` says why a text cannot be read
+                async with self._reading.get():
+                    return [encoding.ids for encoding in await asyncio.to_thread(encode, texts)]
         try:
-            if sum(map(len, texts)) < LONG_PROMPT:
-                return [self.tokenizer.encode(text) for text in texts]
-            async with self._reading.get():
-                encode = self.tokenizer.backend.encode_batch  # lets other threads run, unlike ``Tokenizer.encode``
-                encodings = await asyncio.to_thread(encode, texts)
-            return [encoding.ids for encoding in encodings]
-        except Exception as error:
-            raise RefusalError(400, "must be valid Unicode that the tokenizer can read", "prompt") from error
+            return [self.tokenizer.encode(text) for text in texts]
+        except GenerationError as error:
+            raise RefusalError(400, error.message, "prompt") from error
 
     def _job(self, body: CompletionRequest, prompts: list[list[int]]) -> Job:
         """Submit the texts of a request."""

@@ -13,7 +13,8 @@ import pytest
 import torch
 from checkpoints import tiny_bpe
 from helpers import needs_kernel, small_model
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
@@ -40,8 +41,8 @@ TEXTS = ["the dog", "naïve café", "I saw the other dog there", "狗", "\n\n", 
 class Client:
     """Asks an application in this process."""
 
-    def __init__(self, models: Any = MODELS, **options: Any) -> None:
-        self.app = minigpt.serve.app(models, tokenizer=TOKENIZER, **options)
+    def __init__(self, models: Any = MODELS, tokenizer: Tokenizer = TOKENIZER, **options: Any) -> None:
+        self.app = minigpt.serve.app(models, tokenizer=tokenizer, **options)
         self.scheduler = self.app.state.scheduler
 
     def ask_all(self, *calls: Callable[[Any], Awaitable[Any]]) -> list[Any]:
@@ -385,6 +386,20 @@ def test_a_bad_request_is_refused_with_an_error_object(client: Client, case: str
     error = error_of(answer, 404 if param == "model" else 400)
     assert error["param"] == param, error
     assert error["type"] == ("not_found_error" if param == "model" else "invalid_request_error")
+
+
+@pytest.mark.parametrize("length", [1, LONG_PROMPT])
+def test_a_text_that_cannot_be_read_is_refused_with_the_reason(length: int) -> None:
+    vocabulary = {"a": 0, "b": 1} | {f"[{id}]": id for id in range(2, 300)}
+    letters = Backend(models.WordLevel(vocabulary, unk_token="?"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    client = Client(tokenizer=Tokenizer(letters))
+    for last, reason in (("\ud800", "must be a string of valid Unicode"), ("c", "it has no token for 'c'")):
+        body = json.dumps({"model": "demo", "prompt": length * "a" + last}).encode()
+        error = error_of(client.post("/v1/completions", body, headers={"Content-Type": "application/json"}), 400)
+        assert reason in error["message"]
+        assert error["param"] == "prompt"
+    client.scheduler.stop()
 
 
 def test_other_bodies_paths_and_methods_are_refused_with_error_objects(client: Client) -> None:
