@@ -249,9 +249,8 @@ class Recipe:
         """
         if self.norm is None:
             return []
-        from minigpt import norms
         from minigpt.checkpoint.norms import sites_for
-        from minigpt.norms.registry import is_same
+        from minigpt.norms.foreign.builder import is_same
         from minigpt.swap import match_sites, swap_norms
 
         swapped: set[str] = set()
@@ -259,11 +258,7 @@ class Recipe:
         for pattern, norm in self.pairs():
             sites = sites_for(norm, match_sites(model, pattern), checkpoint.norms, by_site=by_site)
             swapped.update(sites)
-            others = []
-            for site in sites:
-                module = model.get_submodule(site)
-                if not is_same(norm, module) and norms.name_of(module) != norms.name_of(norm):
-                    others.append(site)
+            others = [site for site in sites if not is_same(norm, model.get_submodule(site))]
             if others:
                 swap_norms(model, norm, others, self.keep)
         return [site for site in model.site_names() if site in swapped]

@@ -56,23 +56,12 @@ PROCESS_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] =
 }
 
 
-class _Generators:
-    """The states of the process's random number generators."""
-
-    def __init__(self) -> None:
-        self.python, self.numpy, self.torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.cuda: list[torch.Tensor] | None = None
-        if torch.cuda.is_initialized():
-            self.cuda = torch.cuda.get_rng_state_all()
-
-    def restore(self) -> None:
-        """Give the generators these states."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state_all(self.cuda)
-
+GENERATORS: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [  # of random numbers: the same of each
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+]
+CUDA_GENERATORS = (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
 
 _on_import: dict[str, tuple[str, ...]] = {}  # what a module changed when it was imported
 
@@ -91,7 +80,8 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
     """
     settings = {name: read() for name, (read, _) in PROCESS_SETTINGS.items()}
     functions = dict(vars(F))
-    generators = _Generators()
+    generators = [*GENERATORS, CUDA_GENERATORS] if torch.cuda.is_initialized() else GENERATORS
+    states = [(restore, read()) for read, restore in generators]
     changes: list[str] = []
     try:
         yield changes
@@ -104,7 +94,8 @@ def watched(module: str | None = None) -> Iterator[list[str]]:
             if read() != settings[name]:
                 restore(settings[name])
                 changes.append(name)
-        generators.restore()
+        for restore, state in states:
+            restore(state)
         if module is not None:
             _on_import[module] = tuple(changes)
 

@@ -141,19 +141,14 @@ def _timed_in_turns(plan: BenchPlan, progress: Progress | None) -> Runs:
         calls = {}
         for (name, kind), home in plan.programs.items():
             begin(f"loading {name} at {kind}")
-            options = _options(plan, name, kind) | {"folder": folder, "prompts": prompts}
-            contestant = Contestant(home, plan.new_tokens, **options)
+            contestant = Contestant(
+                home, plan.new_tokens, folder=folder, prompts=prompts, kind=kind,
+                draft=plan.draft if name == "minigpt" else None, room=plan.prompt_tokens + plan.new_tokens,
+            )  # fmt: skip
             processes.enter_context(closing(contestant))
             calls[name, kind] = contestant.run
         rounds = (begin(f"round {number + 1} of {plan.repeats}") for number in range(plan.repeats))
         return in_turns(calls, rounds)
-
-
-def _options(plan: BenchPlan, name: str, kind: str) -> dict[str, Any]:
-    """Return the options of a program."""
-    draft = plan.draft if name == "minigpt" else None
-    room = plan.prompt_tokens + plan.new_tokens
-    return {"kind": kind, "draft": draft, "room": room}
 
 
 def _limit(plan: BenchPlan, memory: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt import norms
+import minigpt.norms as norms
 from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import NormError, listing
 from minigpt.model import GPT2

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt import norms
+import minigpt.norms as norms
 from minigpt.checkpoint.contents import Files, is_gguf, local_place, read_stable
 from minigpt.checkpoint.norms import Pairs, norm_at, require_registered
 from minigpt.checkpoint.read import Checkpoint, converted, only_dtype, read_checkpoint, require_fitting

@@ -63,7 +63,7 @@ def show(
 ) -> None:
     """Print a report, and write it as JSON and as a page; "-" prints the JSON instead."""
     if json_file == STDOUT:
-        print_json(fields)
+        print(json_text(fields), end="")
     else:  # printed first, in case a file cannot be written
         ResultConsole().print(summary)
         if json_file is not None:
@@ -75,11 +75,6 @@ def show(
 def json_text(fields: Any) -> str:
     """Return JSON. Other characters than ASCII are escaped, so that any output can carry it."""
     return json.dumps(fields, indent=2, allow_nan=False) + "\n"
-
-
-def print_json(fields: Any) -> None:
-    """Print JSON."""
-    print(json_text(fields), end="")
 
 
 def check_writable(file: Path | None) -> Path | None:
@@ -152,10 +147,8 @@ class Pulse:
         step, done: the newest of ``progress``.
     """
 
-    def __init__(self) -> None:
-        self.step, self.done = "starting", 0.0
-        self._stopped = threading.Event()
-        self._printing = threading.Lock()
+    step, done = "starting", 0.0
+    _stopped, _printing = threading.Event(), threading.Lock()
 
     @contextmanager
     def beating(self) -> Iterator[None]:

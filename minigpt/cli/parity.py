@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from minigpt.cli.options import Given, JsonFile, OutFile, refuse_if, refuse_others
 from minigpt.cli.output import progress, show, write
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from minigpt.judge.original import Original
     from minigpt.judge.original_data import OriginalData
     from minigpt.recipe import Recipe
+    from minigpt.report.fields import ReportFields
     from minigpt.report.parity_report import ParityReport
 
 # What the ways of calling this command take; a model is judged by all other options.
@@ -161,7 +163,14 @@ def parity(
         version = truth.facts.versions["transformers"]
         show(f"{record} holds {truth.facts.source} as transformers {version} computes it", {})
         return
-    _show(judged, json_file, csv, html)
+    from minigpt.report.overview import parity_summary, reports_table
+
+    written = [report.to_dict() for report in judged]
+    if len(judged) == 1:
+        summary, fields = parity_summary(judged[0]), written[0]
+    else:
+        summary, fields = reports_table(judged), {"reports": written}
+    _show(judged, summary, fields, json_file, csv, html)
     raise typer.Exit(0 if all(report.passed for report in judged) else 1)
 
 
@@ -252,27 +261,30 @@ def _judge(
     return judged
 
 
-def _show(judged: "Sequence[ParityReport]", json_file: Path | None, csv: Path | None, html: Path | None) -> None:
-    """Print a report, or a table of several; write them as JSON, as CSV and as a page."""
-    from minigpt.report.overview import csv_of, parity_summary, reports_table
-    from minigpt.report.page import report_page
+def _show(
+    reports: "Sequence[ReportFields]",
+    summary: RenderableType,
+    fields: dict[str, Any],
+    json_file: Path | None,
+    csv: Path | None,
+    html: Path | None,
+) -> None:
+    """Print the summary of reports; write them as JSON, as CSV and as a page."""
+    from minigpt.report.overview import csv_of
 
-    written: list[dict[str, Any]] = []
-    for report in judged:
-        written.append(report.to_dict())
-    if len(judged) == 1:
-        summary, fields = parity_summary(judged[0]), written[0]
-    else:
-        summary, fields = reports_table(judged), {"reports": written}
-    show(summary, fields, json_file, html, lambda: report_page(*judged))
+    def page() -> str:
+        from minigpt.report.page import report_page  # imported here: nothing else needs templates
+
+        return report_page(*reports)
+
+    show(summary, fields, json_file, html, page)
     if csv is not None:
-        write(csv, csv_of(judged))
+        write(csv, csv_of(reports))
 
 
 def _show_comparison(files: list[Path], json_file: Path | None, csv: Path | None, html: Path | None) -> None:
     """Show reports that were written before in one table."""
-    from minigpt.report.overview import csv_of, reports_table
-    from minigpt.report.page import report_page
+    from minigpt.report.overview import reports_table
     from minigpt.report.parity_report import read_reports
 
     for name, output in (("json_file", json_file), ("csv", csv), ("html", html)):
@@ -282,6 +294,4 @@ def _show_comparison(files: list[Path], json_file: Path | None, csv: Path | None
         fields = read_object(file, MiniGPTError)
         written += fields.get("reports", [fields])  # one command may have written several
     reports = read_reports(written)
-    show(reports_table(reports), {"reports": written}, json_file, html, lambda: report_page(*reports))
-    if csv is not None:
-        write(csv, csv_of(reports))
+    _show(reports, reports_table(reports), {"reports": written}, json_file, csv, html)

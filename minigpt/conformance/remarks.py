@@ -17,7 +17,7 @@ from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.errors import raised
 from minigpt.host import probe_norm
 from minigpt.machine import one_thread
-from minigpt.norms import notes
+from minigpt.norms.foreign.adapt import notes
 from minigpt.norms.formulas import exact_norm, norm_by_pytorch
 from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from minigpt import norms
 from minigpt.conformance.compare import Outcome, compare
 from minigpt.conformance.truth import ORDINARY, PERIOD, RowKind, TrueValues, Weights, gradient_truth, truth
 from minigpt.errors import NormError, raised
 from minigpt.machine import on_threads, one_thread
 from minigpt.norms.foreign.adapt import AdaptedNorm
 from minigpt.norms.foreign.arrays import array_function, lacks_gradients
-from minigpt.norms.foreign.builder import Builder
+from minigpt.norms.foreign.builder import Builder, is_ours
 from minigpt.norms.foreign.construct import construct, naming, require_same_shape, title
 from minigpt.norms.formulas import GPT2_EPS
+from minigpt.norms.registry import NormSpec
 from minigpt.precision import DTYPES, dtype_name
 
 OTHER_EPS = 1e-3  # one that GPT-2 does not have
@@ -167,7 +167,7 @@ class Subject:
 
     def __init__(
         self,
-        norm: norms.NormSpec,
+        norm: NormSpec,
         device: torch.device,
         seed: int = 0,
         kind: str = "layer_norm",
@@ -249,6 +249,6 @@ class Subject:
         function = array_function(make)
         if function is not None:
             return "eps" in function.roles
-        if norms.is_ours(getattr(make, "func", make)):
+        if is_ours(getattr(make, "func", make)):
             return True
         return construct(make, (64,), eps=OTHER_EPS, bias=True).call.takes_eps

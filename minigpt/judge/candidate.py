@@ -20,12 +20,11 @@ from minigpt.engines.engine import Engine
 from minigpt.errors import ConfigError, listing
 from minigpt.host import host_of, is_compiled, probe_norm
 from minigpt.judge.checkpoint_facts import require_room
-from minigpt.judge.file_runner import EngineRunner, FileRunner
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.reference import tensors_of
 from minigpt.judge.runners import FunctionRunner, ModuleRunner, Naming, OurRunner, Runner
 from minigpt.model import GPT2
-from minigpt.norms import is_exact, is_ours, name_of, notes
+from minigpt.norms.foreign.builder import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
 from minigpt.norms.foreign.oneplus import inner_norm
 from minigpt.norms.registry import KINDS
@@ -121,14 +120,16 @@ def candidate_of(original: OriginalData, candidate: Any) -> Candidate:
         ConfigError: if it is none of these.
         CheckpointError: if an engine does not fit the original.
     """
-    if isinstance(candidate, OutputsFile):
-        return Candidate(FileRunner(original, candidate.file), Claim(str(candidate.file), adds_errors=True))
     if isinstance(candidate, Recipe):
         return candidate_of_recipe(original, candidate)
     if isinstance(candidate, GPT2):
         return candidate_of_model(original, candidate)
     if isinstance(candidate, nn.Module):
         return candidate_of_module(original, candidate)
+    from minigpt.judge.file_runner import EngineRunner, FileRunner  # imported here: they alone have files
+
+    if isinstance(candidate, OutputsFile):
+        return Candidate(FileRunner(original, candidate.file), Claim(str(candidate.file), adds_errors=True))
     if isinstance(candidate, Engine):
         claim = Claim(candidate.name, notes=[candidate.note])
         return Candidate(EngineRunner(original, candidate), claim)

@@ -7,12 +7,7 @@ from minigpt.progress import Steps
 from minigpt.report.fields import Causes, ParityFigures, Verdict, is_near, outcome_of
 from minigpt.report.noise import MOST_NOISE
 
-QUICK = 2e7  # weights of a model that is diagnosed without being asked
-
-
-def is_quick(truth: OriginalData) -> bool:
-    """Return whether a diagnosis takes a few seconds: of a small model in memory."""
-    return truth.facts.weights <= QUICK and not truth.facts.offload
+QUICK = 2e7  # weights of a model in memory that is diagnosed without being asked, in a few seconds
 
 
 def is_off_at_once(figures: ParityFigures) -> bool:
@@ -40,7 +35,8 @@ def explain(
     if diagnose is None:
         is_explained = figures.account is not None and figures.account.explains
         is_off = not is_explained and (not are_prompts_right or is_long_text_off)
-        diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick(truth) and is_off
+        is_quick = truth.facts.weights <= QUICK and not truth.facts.offload
+        diagnose = outcome_of(figures, verdict) == "FAIL" and is_quick and is_off
     if not diagnose:
         return Causes(precision=precision)
     if are_prompts_right and not is_long_text_off and not verdict.passed:
@@ -51,8 +47,11 @@ def explain(
 
     try:
         if verdict.passed:
-            unseen = unseen_mistakes(truth, runner, say)
-            return Causes(precision=precision, notes=[_of_unseen(unseen)])
+            unseen = "; ".join(unseen_mistakes(truth, runner, say))
+            note = "Each of the commonest mistakes would be seen."
+            if unseen:
+                note = f"With these weights and texts, these mistakes would not be seen: {unseen}."
+            return Causes(precision=precision, notes=[note])
         if changes := one_answer(truth, runner):
             return Causes(diagnosis=[], notes=changes)
         diagnosis, may_be_rounded = find_mistakes(truth, runner, say, of_windows=are_prompts_right)
@@ -63,10 +62,3 @@ def explain(
     if truth.facts.offload:
         clues.append("The weights stay in their files: no mistake in attention, MLP or positions was tried.")
     return Causes(precision=precision, diagnosis=diagnosis, notes=clues)
-
-
-def _of_unseen(unseen: list[str]) -> str:
-    """Return what a PASS cannot see."""
-    if not unseen:
-        return "Each of the commonest mistakes would be seen."
-    return f"With these weights and texts, these mistakes would not be seen: {'; '.join(unseen)}."

@@ -31,12 +31,6 @@ LAST_TOKENS = 12  # of a text, which the report shows
 # Logits
 
 
-def logits_error(measures: Measures, original: OriginalData) -> fields.LogitsError:
-    """Return the error of the prompts' logits."""
-    prompts = measures.prompts
-    return against_noise_floor(prompts.distance, prompts.without_shift, original.floor.prompts)
-
-
 def decoding_error(measures: Measures, original: OriginalData) -> fields.LogitsError | None:
     """Return the error of the logits that were read token by token, if they were."""
     decoded = measures.decoded

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,10 +16,9 @@ from minigpt.judge import figures as figures_of
 from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import Places
 from minigpt.judge.gradients import gradient_rows, relative_errors
-from minigpt.judge.measures import Measures, measure
+from minigpt.judge.measures import Measures, against_noise_floor, measure
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
-from minigpt.judge.site_search import SiteSearch, SiteSwap, bisect_sites
 from minigpt.judge.texts import BUILT_IN
 from minigpt.judge.verdict import decide
 from minigpt.norms.registry import require_on
@@ -26,6 +26,9 @@ from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.report import fields
 from minigpt.report.fields import ParityFigures
+
+if TYPE_CHECKING:
+    from minigpt.judge.site_search import SiteSearch, SiteSwap
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Judgement:
             raise ConfigError(
                 "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=searches.first
             )
+        from minigpt.judge.site_search import SiteSearch  # imported here: only a search needs it
+
         with SiteSearch(self.original, self.candidate, searches.file) as search:
             return self._searched(search, searches)
 
@@ -102,7 +107,7 @@ class Judgement:
             self.say(f"perplexity of {self.original.texts.file}")
         return self._figures(measures, sites, writer=self.runner)
 
-    def _searched(self, search: SiteSearch, searches: Searches) -> ParityFigures:
+    def _searched(self, search: "SiteSearch", searches: Searches) -> ParityFigures:
         swapped = self.claim.swapped
         sites, sensitivity, removal, bisection = swapped, None, None, None
         if searches.sensitivity or searches.remove:
@@ -119,6 +124,8 @@ class Judgement:
         if fits is not None and sites != swapped:
             fits = [search.swap.fits[site] for site in sites]
         if searches.bisect:
+            from minigpt.judge.site_search import bisect_sites
+
             self.say("searching for the sites that break it")
             bisection = bisect_sites(swapped, lambda sites: self._fails(search.swap, sites))
         return replace(figures, sensitivity=sensitivity, removal=removal, bisect=bisection, fit=fits)
@@ -128,7 +135,7 @@ class Judgement:
         """The limit of the budget on the mean KL divergence; infinite without one."""
         return self.limits.get("kl", torch.inf)
 
-    def _allowed(self, swap: SiteSwap, sites: list[str]) -> list[str]:
+    def _allowed(self, swap: "SiteSwap", sites: list[str]) -> list[str]:
         """Return the longest beginning of a list of sites that the budget allows on all texts."""
         self.say(f"checking {len(sites)} sites on all texts")
         while sites and self._fails(swap, sites):
@@ -136,7 +143,7 @@ class Judgement:
             self.say(f"checking {len(sites)} sites on all texts")
         return sites
 
-    def _fails(self, swap: SiteSwap, sites: list[str]) -> bool:
+    def _fails(self, swap: "SiteSwap", sites: list[str]) -> bool:
         """Return whether the verdict is a fail with the norm at these of its sites only."""
         with swap.only(sites):
             figures = self._figures(self._measure(places=False), sites)
@@ -189,7 +196,7 @@ class Judgement:
         rows = None
         if measures.gradients is not None:
             rows = gradient_rows(measures.gradients, original.floor.gradients)
-        places = Places(measures, original)
+        places, prompts = Places(measures, original), measures.prompts
         notes = [*facts.notes, *claim.notes]
         if original.texts.why_random is not None:
             notes.append(f"The texts are random ids, since {original.texts.why_random}.")
@@ -210,13 +217,13 @@ class Judgement:
             prompts=original.texts.described,
             built_in=original.texts.described == BUILT_IN,
             bitwise=figures_of.bitwise(original),
-            logits=figures_of.logits_error(measures, original),
+            logits=against_noise_floor(prompts.distance, prompts.without_shift, original.floor.prompts),
             distribution=figures_of.distribution(measures, original),
             greedy=figures_of.greedy(measures.chosen, original, writer),
             decoding=figures_of.decoding_error(measures, original),
             text=figures_of.text_error(measures, original),
             perplexity=figures_of.perplexity_change(losses, original),
-            prompt_off=figures_of.first_prompt_off(measures.prompts, original),
+            prompt_off=figures_of.first_prompt_off(prompts, original),
             stored=figures_of.stored_logits(measures, original),
             norm_sites=places.sites(sites),
             blocks=places.blocks(),

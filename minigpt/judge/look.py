@@ -17,7 +17,7 @@ from minigpt.errors import NormError
 from minigpt.host import hooked
 from minigpt.inputs import check_rows
 from minigpt.report.numerals import Form, brief, percent
-from minigpt.report.part import Cell, Part, Shown, cells, titles
+from minigpt.report.part import Part, Shown, cells, titles
 from minigpt.swap.fit import original_norm, r_squared
 from minigpt.swap.sites import host_with_norms
 
@@ -180,14 +180,9 @@ def look_parts(sites: Sequence[SiteStatistics], about: str) -> list[Part]:
         maps = {"sites": figures, "titles": {key: caption}, "form": form}
         parts.append(Part(key, title, SHADES, drawing="maps", data=maps, brief=0))
     heads = ("norm site", *titles(SiteStatistics), "largest channels")
-    rows = [_row_of(site) for site in sites]
+    rows = [(site.site, *cells(SiteStatistics, site), _channels(site)) for site in sites]
     parts.append(Part("figures", "Every site", f"{about}. {ABOUT}", heads, rows))
     return parts
-
-
-def _row_of(site: SiteStatistics) -> tuple[Cell, ...]:
-    """Return a site's row of the table."""
-    return (site.site, *cells(SiteStatistics, site), _channels(site))
 
 
 def _channels(site: SiteStatistics) -> str:

@@ -270,7 +270,7 @@ def _compare(truth: Tensor, logits: Tensor, difference: Tensor, targets: Tensor)
     """
     shares, true_largest, true_size = _exp(truth)
     _, largest, size = _exp(logits)
-    kl = (largest - true_largest) + (size - true_size) - _dot(shares, difference) / shares.sum(-1)
+    kl = (largest - true_largest) + (size - true_size) - torch.linalg.vecdot(shares, difference) / shares.sum(-1)
     if kl.isnan().any():  # as of logits at -inf
         kl = kl_divergence(truth.log_softmax(-1), logits.log_softmax(-1))
     true_loss = _losses(truth, true_largest, true_size, targets)
@@ -286,13 +286,8 @@ def _compare(truth: Tensor, logits: Tensor, difference: Tensor, targets: Tensor)
     }
 
 
-def _dot(a: Float[Tensor, "rows width"], b: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
-    """Return the sum of the products of each row, without a tensor of all products."""
-    return torch.linalg.vecdot(a, b)
-
-
 def _squares(rows: Float[Tensor, "rows width"]) -> Float[Tensor, " rows"]:
-    return _dot(rows, rows)
+    return torch.linalg.vecdot(rows, rows)  # without a tensor of all products
 
 
 def _exp(

@@ -18,7 +18,6 @@ from minigpt.judge.candidate import OutputsFile, candidate_of
 from minigpt.judge.causes import explain
 from minigpt.judge.judgement import Judgement, Searches
 from minigpt.judge.original_data import OriginalData
-from minigpt.judge.original_file import load_record, save_record
 from minigpt.judge.read_original import read_original
 from minigpt.judge.reference import judging
 from minigpt.judge.runners import Runner
@@ -104,6 +103,8 @@ class Original:
             CheckpointError: if the file is not such a record, or another version of minigpt wrote it.
             MiniGPTError: if the noise floor in it is not finite, or too high to judge by.
         """
+        from minigpt.judge.original_file import load_record
+
         original = cls.__new__(cls)
         original.truth = load_record(file, device)
         return original
@@ -117,6 +118,8 @@ class Original:
         Raises:
             MiniGPTError: if it cannot be written.
         """
+        from minigpt.judge.original_file import save_record
+
         save_record(self.truth, file)
 
     def judge(

@@ -114,7 +114,8 @@ class _Search:
                 if not is_kept:
                     self._require_known(place, home)
                 return
-            if definitions(home) and not _is_in_file(thing):
+            code, defined = thing.__code__, definitions(home)
+            if defined and code not in defined.get(code.co_qualname, ()):
                 self._found(place)
                 return
             self._follow_names(home, thing)
@@ -172,12 +173,6 @@ def definitions(module: str) -> dict[str, list[CodeType]]:
                 found.setdefault(constant.co_qualname, []).append(constant)
                 codes.append(constant)
     return found
-
-
-def _is_in_file(function: FunctionType) -> bool:
-    """Return whether a function is what the file of its module has."""
-    code = function.__code__
-    return code in definitions(function.__globals__["__name__"]).get(code.co_qualname, ())
 
 
 def _is_defined_as(module: str, name: str, thing: Any) -> bool:

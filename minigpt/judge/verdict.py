@@ -14,7 +14,6 @@ from minigpt.report.fields import (
     LogitsError,
     ParityFigures,
     PlaceOff,
-    PositionOff,
     PromptOff,
     Verdict,
     is_by_file,
@@ -101,10 +100,18 @@ def _place_off(figures: ParityFigures, *, is_wrong: bool) -> PlaceOff | None:
 
 def _where(figures: ParityFigures, off: PlaceOff | None) -> Iterator[str]:
     """Yield where the error of wrong outputs begins, as far as that is known."""
-    if off is not None:
-        yield _place_sentence(off)
+    if off is not None and off.ratio_before is None:
+        error, noise = brief(off.error), brief(off.noise)
+        yield (
+            f"The first output that is off is {off.place}'s, by {error} of its size, where transformers' "
+            f"own error is {noise}."
+        )
+    elif off is not None:
+        before, after = brief(off.ratio_before), brief(off.ratio)
+        yield f"The error grows most at {off.place}: from {before} to {after} times transformers' own."
     yield from _new_errors(figures)
-    is_explained = is_shifted(figures) or is_stored(figures)
+    is_stored = figures.stored is not None and figures.stored.explains
+    is_explained = is_stored or is_shifted(figures)
     if off is None and _logits_are_off(figures) and figures.every_place and not is_explained:
         yield _after_the_blocks(figures)
 
@@ -159,17 +166,6 @@ def largest_jump(places: Sequence[PlaceOff]) -> PlaceOff | None:
     return largest
 
 
-def _place_sentence(off: PlaceOff) -> str:
-    if off.ratio_before is None:
-        error, noise = brief(off.error), brief(off.noise)
-        return (
-            f"The first output that is off is {off.place}'s, by {error} of its size, where transformers' "
-            f"own error is {noise}."
-        )
-    before, after = brief(off.ratio_before), brief(off.ratio)
-    return f"The error grows most at {off.place}: from {before} to {after} times transformers' own."
-
-
 def _difference(figures: ParityFigures) -> Iterator[str]:
     """Yield how different the model is, a sentence for each set of tokens, and why that is expected."""
     measured = figures.distribution
@@ -195,15 +191,23 @@ def _wrong_outputs(figures: ParityFigures) -> Iterator[str]:
     """Yield why this does not compute what the original does, a sentence each."""
     if figures.nan is not None:
         yield f"The logits of text {figures.nan.text} are NaN from position {figures.nan.position} on."
-    yield from _wrong_logits(figures)
+    floor = f"noise floor of {figures.dtype}"
+    yield from _beyond_noise("The logits'", figures.logits, floor, MOST_NOISE)
+    decoded = "Decoded a token at a time, the logits'"
+    yield from _beyond_noise(decoded, figures.decoding, "noise floor", MOST_DECODING_NOISE)
     if is_shifted(figures):
         left = brief(_without_shift(figures))
         yield (
             "At each position all logits are shifted by one constant, and the distributions are the original's: "
             f"without the shift the error is {left} times the noise floor."
         )
-    elif is_stored(figures):
-        yield _stored_sentence(figures)
+    elif figures.stored is not None and figures.stored.explains:
+        dtype, ratio = figures.stored.dtype, brief(figures.stored.ratio)
+        yield (
+            f"The logits are stored in {dtype}, and storing alone moves the true ones by {ratio} times the noise "
+            f"floor, so no smaller error can be seen: write them in float32, or take a record of --dtype {dtype} if "
+            "the program computes in that."
+        )
     else:
         yield from _wrong_positions(figures)
     yield from _wrong_greedy(figures)
@@ -237,14 +241,6 @@ def _wrong_arithmetic(figures: ParityFigures, account: Account) -> Iterator[str]
             yield f"{where}, the error is {brief(logits.ratio)} times transformers' own, and {brief(least)} on prompts."
 
 
-def _wrong_logits(figures: ParityFigures) -> Iterator[str]:
-    """Yield how far whole texts' logits are off, and those that are decoded a token at a time."""
-    floor = f"noise floor of {figures.dtype}"
-    yield from _beyond_noise("The logits'", figures.logits, floor, MOST_NOISE)
-    decoded = "Decoded a token at a time, the logits'"
-    yield from _beyond_noise(decoded, figures.decoding, "noise floor", MOST_DECODING_NOISE)
-
-
 def _beyond_noise(whose: str, logits: LogitsError | None, floor: str, most: float) -> Iterator[str]:
     """Yield how far logits are off, if it is more than ``most`` times the noise floor."""
     if logits is not None and not logits.ratio <= most:  # written so that NaN fails
@@ -262,22 +258,6 @@ def _without_shift(figures: ParityFigures) -> float:
     return max(error.ratio_without_shift for error in errors)
 
 
-def is_stored(figures: ParityFigures) -> bool:
-    """Return whether the logits are off by no more than storing them has rounded."""
-    return figures.stored is not None and figures.stored.explains
-
-
-def _stored_sentence(figures: ParityFigures) -> str:
-    """Return that storing explains the error, and how to have more than that judged."""
-    assert figures.stored is not None
-    dtype, ratio = figures.stored.dtype, brief(figures.stored.ratio)
-    return (
-        f"The logits are stored in {dtype}, and storing alone moves the true ones by {ratio} times the noise floor, "
-        f"so no smaller error can be seen: write them in float32, or take a record of --dtype {dtype} if the program "
-        "computes in that."
-    )
-
-
 def _wrong_positions(figures: ParityFigures) -> Iterator[str]:
     """Yield the first prompt and the first window that are off, with the position."""
     stored = figures.stored
@@ -292,7 +272,13 @@ def _wrong_positions(figures: ParityFigures) -> Iterator[str]:
         if is_any_right or not is_window_off:
             yield _prompt_sentence(prompt)
     if text is not None and text.first_off is not None:
-        yield _window_sentence(text.first_off, text.file or "the built-in texts")
+        window, file = text.first_off, text.file or "the built-in texts"
+        error, noise, ratio = brief(window.error), brief(window.noise), brief(window.ratio)
+        yield (
+            f"In window {window.window} of {file}, from position {window.position} on, the logits are off: the RMS "
+            f"error there is {error}, and transformers' own nowhere above {noise}; the window's is {ratio} times the "
+            "noise floor."
+        )
 
 
 def _prompt_sentence(prompt: PromptOff) -> str:
@@ -306,15 +292,6 @@ def _prompt_sentence(prompt: PromptOff) -> str:
     if right:
         sentence += f" {right} of the {prompt.prompts} prompts are right."
     return sentence
-
-
-def _window_sentence(window: PositionOff, file: str) -> str:
-    """Return where the logits of a window begin to be off."""
-    error, noise, ratio = brief(window.error), brief(window.noise), brief(window.ratio)
-    return (
-        f"In window {window.window} of {file}, from position {window.position} on, the logits are off: the RMS error "
-        f"there is {error}, and transformers' own nowhere above {noise}; the window's is {ratio} times the noise floor."
-    )
 
 
 def _wrong_gradients(figures: ParityFigures) -> Iterator[str]:

@@ -174,14 +174,6 @@ def lookup(name: str) -> Callable[..., nn.Module]:
         raise NormError(f"norm {base!r} takes a number behind its name, as in {base}:0.5, got {name!r}") from None
 
 
-def is_same(norm: object, module: nn.Module) -> bool:
-    """Return True if a registered name asks for the norm that a module is. "taper" asks for any gate."""
-    match = find(norm)
-    if match is None:
-        return False
-    return norm == registered_name(module) or (not match[1] and type(module) is match[0].cls)
-
-
 def registered_name(norm: object) -> str | None:
     """Return the name of a registered class, or of a module of one with its number; None if it is not registered."""
     cls = norm

@@ -93,16 +93,9 @@ def _verdict_row(report: ReportFields) -> dict[str, Cell]:
     row["perplexity"] = Number(perplexity, precise)
     row["of noise"] = Number(_noise_ratio(report), times)
     if text_file(report) is None:
-        row["greedy"] = _agreement(report)
+        parting = report.greedy.first_divergence
+        row["greedy"] = "all agree" if parting is None else f"differs at {parting.token}"
     return row
-
-
-def _agreement(report: ReportFields) -> str:
-    """Return the token at which the greedy text differs from the original's, in words."""
-    parting = report.greedy.first_divergence
-    if parting is None:
-        return "all agree"
-    return f"differs at {parting.token}"
 
 
 def _noise_ratio(report: ReportFields) -> float:

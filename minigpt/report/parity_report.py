@@ -69,10 +69,10 @@ class ParityReport(ReportFields):
         write_atomically(path, report_page(self))
 
     def __repr__(self) -> str:
-        return f"<ParityReport {self.outcome}: {self._with_norm() if has_norm(self) else self.model}>"
-
-    def _with_norm(self) -> str:
-        return f"{self.norm} at {', '.join(self.sites)} in {self.model}"
+        subject = self.model
+        if has_norm(self):
+            subject = f"{self.norm} at {', '.join(self.sites)} in {self.model}"
+        return f"<ParityReport {self.outcome}: {subject}>"
 
     def __str__(self) -> str:
         from rich.console import Console

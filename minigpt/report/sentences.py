@@ -95,7 +95,8 @@ def sentences(report: ReportFields) -> list[str]:
     if report.account is not None:
         lines += account_lines(report.account)
     if not lines:
-        lines.append(_of_parity(report))
+        greedy = "agrees" if report.greedy.first_divergence is None else "diverges only within the noise"
+        lines = [f"The logits' error is {times(report.logits.ratio)} the noise floor, and greedy decoding {greedy}."]
     guessing = report.coverage.vocabulary
     if (report.built_in or report.perplexity is not None) and before > POOR * guessing:
         lines.append(
@@ -110,13 +111,6 @@ def sentences(report: ReportFields) -> list[str]:
         reasons = [f"{part}, since {WHY_MISSING[part]}" for part in report.missing]
         lines.append(f"Not judged: {'; '.join(reasons)}.")
     return lines + _next_step(report)
-
-
-def _of_parity(report: ReportFields) -> str:
-    greedy = "agrees"
-    if report.greedy.first_divergence is not None:
-        greedy = "diverges only within the noise"
-    return f"The logits' error is {times(report.logits.ratio)} the noise floor, and greedy decoding {greedy}."
 
 
 def _of_bisection(report: ReportFields, sites: Sequence[str]) -> str:

@@ -32,9 +32,16 @@ def read_study(file: Path) -> Study:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     study = _study_of(table, file)
-    _check_axes(study)
-    _check_texts(study, file)
-    _check_metrics(study)
+    for name, values in study.options.items():
+        for value in values:
+            check_type(name, value, AXES[name].metadata["kind"])
+    for text in (study.text, *study.options.get("fit", ())):
+        if text and not Path(text).is_file():
+            raise GenerationError(f"{file}: there is no file {text}")
+    for metric in study.metrics:
+        if ":" not in metric:
+            raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
+        locate(metric)
     check_cells(study.cells())
     return study
 
@@ -81,22 +88,3 @@ def _as_lists(table: dict[str, Any], known: SettingFields, needed: Collection[st
             values = [None if one is False else one for one in values]
         lists[name] = values
     return lists
-
-
-def _check_axes(study: Study) -> None:
-    for name, values in study.options.items():
-        for value in values:
-            check_type(name, value, AXES[name].metadata["kind"])
-
-
-def _check_texts(study: Study, file: Path) -> None:
-    for text in (study.text, *study.options.get("fit", ())):
-        if text and not Path(text).is_file():
-            raise GenerationError(f"{file}: there is no file {text}")
-
-
-def _check_metrics(study: Study) -> None:
-    for metric in study.metrics:
-        if ":" not in metric:
-            raise ConfigError(f"a metric must be path/to/file.py:name or package.module:name, got {metric!r}")
-        locate(metric)

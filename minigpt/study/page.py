@@ -168,7 +168,10 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
         ConfigError: if matplotlib is not installed.
     """
     summaries = table.summarize(rows)
-    labels = [_label(summaries, cell) for cell in summaries.cells]
+    labels = []
+    for cell in summaries.cells:
+        settings = (cell.settings["norm"], summaries.label(cell))  # the latter are those that vary
+        labels.append(", ".join(filter(None, settings)))
     drawn: dict[str, str] = {}
     name = "kl_mean"
     if summaries.is_trained:
@@ -184,14 +187,6 @@ def figures(rows: list[CellRow]) -> dict[str, str]:
         column = summaries.columns[name]
         drawn[name.replace("_", "-")] = _drawn(lambda axes: _cells(axes, cells, column), 0.7 + 0.35 * len(cells))
     return drawn
-
-
-def _label(summaries: table.Summaries, cell: table.Summary) -> str:
-    """Return the norm of a cell with its other settings that vary."""
-    others = summaries.label(cell)
-    if not others:
-        return cell.settings["norm"]
-    return f"{cell.settings['norm']}, {others}"
 
 
 def _drawn(draw: Callable[[Any], None], height: float) -> str:

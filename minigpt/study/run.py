@@ -152,7 +152,8 @@ def _measurements(study: Study, cell: StudyCell, key: str, out: Path, progress: 
     recipe = cell.recipe
     if cell.training is not None and recipe.dtype is None:
         recipe = replace(recipe, dtype="float32")
-    name = _file_name(cell, key)
+    norm = re.sub(r"[^A-Za-z0-9_.-]+", "_", cell.settings()["norm"])
+    name = f"{norm[-60:]}-{key}"  # of the report, and of the folder of the training
     original = original_of(study, recipe, progress)
     swapped = _fitted_at_the_swap(recipe, cell.training, study.text)
     progress("judging it at the swap", 0.0)
@@ -187,12 +188,6 @@ def _trained_measurements(
     report = original.judge(model, diagnose=False)
     yield _distances(report, RECOVERED)
     yield from _metrics(study.metrics, model, trained.tokenizer)
-
-
-def _file_name(cell: StudyCell, key: str) -> str:
-    """Return the name of a cell's report and of the folder of its training."""
-    norm = re.sub(r"[^A-Za-z0-9_.-]+", "_", cell.settings()["norm"])
-    return f"{norm[-60:]}-{key}"
 
 
 def _fitted_at_the_swap(recipe: Recipe, training: Training | None, text: str | None) -> Recipe:

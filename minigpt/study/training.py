@@ -157,7 +157,10 @@ def _finetune(
     _train(trainer, norms, checkpoints, training.steps)
     trained.zero_grad()
     whole = trained.merge_and_unload() if training.lora else trained
-    _check_weights(whole, training.steps)
+    for name, weight in whole.named_parameters():
+        if not weight.isfinite().all():
+            steps = training.steps
+            raise DivergedError(f"training diverged: {name} is not finite after {steps} steps; train more gently")
     log = trainer.state.log_history
     return Finetuned(
         model=as_minigpt(whole, untrained),
@@ -191,12 +194,6 @@ def _train_norms_alone(model: Any) -> None:
     sites = tuple(f"transformer.{site}." for site in model.transformer.site_names())
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(sites))
-
-
-def _check_weights(model: nn.Module, steps: int) -> None:
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise DivergedError(f"training diverged: {name} is not finite after {steps} steps; train more gently")
 
 
 def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0) -> Path:

@@ -89,7 +89,11 @@ def fit_norms(
     check_known(input_ids, len(host.weight))
     check_context(None, None, seq, seq, host.shape.n_positions)
     present = {site: unwrapped(model.get_submodule(site)) for site in chosen}
-    swapped = [site for site, norm in present.items() if _was_swapped(norm)]
+    swapped: list[str] = []
+    for site, norm in present.items():
+        record = record_of(norm)
+        if record.site is not None or record.trained is not None:  # it is no LayerNorm in the checkpoint itself
+            swapped.append(site)
     targets: dict[str, nn.Module] = {}
     for site, norm in present.items():
         require_own_parameters(site, norm, host)
@@ -101,12 +105,6 @@ def fit_norms(
         if not (swapped and is_own):
             fits[site] = fit
     return fits
-
-
-def _was_swapped(norm: nn.Module) -> bool:
-    """Return whether a norm was swapped in, or is not a LayerNorm in the checkpoint itself."""
-    record = record_of(norm)
-    return record.site is not None or record.trained is not None
 
 
 @torch.no_grad()

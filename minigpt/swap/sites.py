@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigpt import norms
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
 from minigpt.host import Host, host_of, install, probe_norm, unwrapped
-from minigpt.norms.foreign.adapt import AdaptedNorm
+from minigpt.norms.build import build
+from minigpt.norms.foreign.adapt import AdaptedNorm, notes
+from minigpt.norms.foreign.builder import build_raw, is_ours
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
 from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import ATTRIBUTE, record_of
+from minigpt.norms.registry import NormSpec
 from minigpt.offload import (
     is_elsewhere,
     is_offloaded,
@@ -42,7 +44,7 @@ WAY_OUT = "to write it for this model, subclass minigpt.LayerNorm and override s
 
 @default_dtype()
 def swap_norms(
-    model: nn.Module, norm: norms.NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
+    model: nn.Module, norm: NormSpec, sites: str | Iterable[str] = "*", keep: Collection[str] = KEEP
 ) -> list[str]:
     """Put ``norm`` at the matching sites, in place; return their names, in the order data meets them.
 
@@ -93,7 +95,7 @@ def _remarks(new: Iterable[nn.Module], host: Host) -> set[str]:
     """Return what a user should know of norms that were put into a model."""
     remarks: set[str] = set()
     for norm in new:
-        remarks.update(norms.notes(norm))
+        remarks.update(notes(norm))
         is_frozen = isinstance(inner_norm(norm), FrozenLayerNorm)
         if is_frozen and not hasattr(host.root, "norm_modules"):
             remarks.add(FROZEN_WITHOUT_CACHE)
@@ -229,15 +231,15 @@ def originals(norm: nn.Module) -> dict[str, nn.Parameter]:
     return used | record_of(norm).originals
 
 
-def build_like(old: nn.Module, norm: norms.NormSpec, host: Host, keep: Collection[str] = KEEP) -> nn.Module:
+def build_like(old: nn.Module, norm: NormSpec, host: Host, keep: Collection[str] = KEEP) -> nn.Module:
     """Return a new norm for the site of ``old``, with a shift if that has one, and the site's eps."""
     site = host.site_of(old)
     parameters = originals(old)
     has_shift = "bias" in parameters or ("weight" not in parameters and site.kind != "rms_norm")
     eps = DEFAULT_EPS if site.eps is None else site.eps
-    new = norms.build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
+    new = build(norm, site.width, eps=eps, bias=has_shift, keep=keep)
     if site.adds_one and isinstance(new, AdaptedNorm):
-        raw = norms.build_raw(norm, site.width, eps=eps, bias=has_shift)
+        raw = build_raw(norm, site.width, eps=eps, bias=has_shift)
         if probe_norm(raw, site.width).adds_one:  # it multiplies as the site does, so its weight is the site's
             record_of(raw).name = record_of(new).name
             record_of(raw).adds_one = True
@@ -296,7 +298,7 @@ def _require_runs(norm: nn.Module, host: Host) -> None:
         NormError: if it raises, or its output is not like its input.
     """
     inner = inner_norm(norm)
-    if norms.is_ours(type(inner)) or host.device.type == "meta":
+    if is_ours(type(inner)) or host.device.type == "meta":
         return
     if isinstance(inner, AdaptedNorm):
         inner = inner.norm

@@ -95,6 +95,14 @@ def _ours(make: Callable[..., nn.Module], shape: int | Sequence[int], eps: float
     return module
 
 
+def is_same(norm: NormSpec, module: nn.Module) -> bool:
+    """Return True if ``norm`` asks for the norm that a module is. "taper" asks for any gate."""
+    info, number = find(norm) or (None, "")
+    if info is None or number:
+        return name_of(module) == name_of(norm)
+    return type(module) is info.cls
+
+
 def name_of(norm: object) -> str:
     """Return the name by which ``norm`` can be asked for again: a registered one, else "package.module:Name".
 
