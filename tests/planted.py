@@ -1,19 +1,74 @@
-"""A GPT-2 in plain functions, with mistakes planted by hand: what a diagnosis has to name.
+"""A model in plain functions, with mistakes planted by hand, and a GPT-2 of this kind: what a diagnosis has to name.
 
-It shares nothing with minigpt: it reads the checkpoint's tensors, and each mistake is another value of a setting.
+It shares nothing with minigpt or transformers: it reads config.json and the tensors. Each mistake is another value of a
+setting. Other architectures are in ported.py.
 
 T tokens, C embedding, H heads, D = C / H, V vocabulary.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32, in which every program computes norms, activations and a softmax."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "sigmoid": lambda x: x / (1 + torch.exp(-1.702 * x)),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "relu": lambda x: x.clamp(min=0),
+    "square": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x))),
+    "exchanged": lambda x: 0.5 * x * (1 + torch.tanh(0.044715 * (x + math.sqrt(2 / math.pi) * x**3))),
+}
+ACTIVATIONS |= {"tanh": ACTIVATIONS["gelu_pytorch_tanh"], "erf": ACTIVATIONS["gelu"]}
+
+
+class Planted:
+    """A model in plain functions that computes in a dtype, with settings in place of the right ones.
+
+    Args:
+        place: the folder of the checkpoint.
+        dtype: of weights and arithmetic.
+        settings: of ``RIGHT``.
+
+    Attributes:
+        s: the settings.
+        config: as config.json has it.
+        w: the weights, by their names without the prefix of the family.
+    """
+
+    RIGHT: ClassVar[dict[str, Any]]
+
+    def __init__(self, place: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
+        unknown = settings.keys() - self.RIGHT.keys()
+        assert not unknown, unknown
+        self.s = {**self.RIGHT, **settings}
+        self.config = json.loads((place / "config.json").read_text())
+        self.dtype = dtype
+        self.w: dict[str, Tensor] = {}
+        for name, x in load_file(place / "model.safetensors").items():
+            for prefix in ("transformer.", "model.", "gpt_neox."):
+                name = name.removeprefix(prefix)
+            self.w[name] = x.to(dtype)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Change weights as the settings say."""
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        return ACTIVATIONS[kind](wide(x)).to(x.dtype)
+
 
 RIGHT: dict[str, Any] = {
     "act": "tanh",
@@ -62,24 +117,10 @@ RIGHT: dict[str, Any] = {
 }
 
 
-class Program:
-    """A GPT-2 that computes in a dtype, with settings in place of the right ones.
+class Program(Planted):
+    """A GPT-2."""
 
-    Args:
-        place: the folder of the checkpoint.
-        dtype: of weights and arithmetic.
-        settings: of ``RIGHT``.
-    """
-
-    def __init__(self, place: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
-        unknown = settings.keys() - RIGHT.keys()
-        assert not unknown, unknown
-        self.s = {**RIGHT, **settings}
-        self.config = json.loads((place / "config.json").read_text())
-        self.dtype = dtype
-        weights = load_file(place / "model.safetensors")
-        self.w = {name.removeprefix("transformer."): x.to(dtype) for name, x in weights.items()}
-        self.prepare()
+    RIGHT = RIGHT
 
     def prepare(self) -> None:
         """Round, transpose and reshape weights as the settings say."""
@@ -167,18 +208,18 @@ class Program:
         eps = self.config["layer_norm_epsilon"]
         if s["eps"] is not None and kind in s["eps_at"]:
             eps = s["eps"]
-        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # as every program does
+        row = wide(x)
         axis = s["norm_axis"]
         if s["center"]:
-            wide = wide - wide.mean(axis, keepdim=True)
-        variance = wide.square().sum(axis, keepdim=True) / (wide.shape[axis] - s["ddof"])
+            row = row - row.mean(axis, keepdim=True)
+        variance = row.square().sum(axis, keepdim=True) / (row.shape[axis] - s["ddof"])
         if s["eps_outside"]:
             deviation = variance.sqrt() + eps
         elif s["power"] == "root of std":
             deviation = (variance.sqrt() + eps).sqrt()
         else:
             deviation = (variance + eps) ** s["power"]
-        y = wide / deviation
+        y = row / deviation
         if kind in s["scale_at"]:
             y = y * (self.w[f"{name}.weight"].to(y.dtype) + s["one_plus"])
         if kind in s["shift_at"]:
@@ -248,7 +289,7 @@ class Program:
             scores = scores.masked_fill(seen, -1e9)
         elif s["mask"] not in ("none", "after"):
             scores = scores.masked_fill(~seen, -math.inf)
-        weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, s["softmax_axis"])
+        weights = torch.softmax(wide(scores), s["softmax_axis"])
         weights = weights.to(v.dtype)
         if s["mask"] == "after":
             weights = weights * seen
@@ -281,29 +322,10 @@ class Program:
         x = self.multiply(x, w[f"{name}.c_fc.weight"]) + w[f"{name}.c_fc.bias"]
         if self.s["round_act"] is not None:
             rounds = self.s["round_act"]
-            x = rounds(self.activation(rounds(x).to(x.dtype))).to(x.dtype)
+            x = rounds(self.activated(rounds(x).to(x.dtype), self.s["act"])).to(x.dtype)
         else:
-            x = self.activation(x)
+            x = self.activated(x, self.s["act"])
         return self.multiply(x, w[f"{name}.c_proj.weight"]) + w[f"{name}.c_proj.bias"]
-
-    def activation(self, x: Tensor) -> Tensor:
-        kind = self.s["act"]
-        wide = x.float() if x.dtype != torch.float64 else x
-        if kind == "erf":
-            y = 0.5 * wide * (1 + torch.erf(wide / math.sqrt(2)))
-        elif kind == "sigmoid":
-            y = wide / (1 + torch.exp(-1.702 * wide))
-        elif kind == "relu":
-            y = wide.clamp(min=0)
-        elif kind == "square":
-            y = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide)))
-        elif kind == "exchanged":
-            y = 0.5 * wide * (1 + torch.tanh(0.044715 * (wide + math.sqrt(2 / math.pi) * wide**3)))
-        elif kind == "silu":
-            y = wide / (1 + torch.exp(-wide))
-        else:
-            y = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
-        return y.to(x.dtype)
 
 
 def half(x: Tensor, *_: object) -> Tensor:

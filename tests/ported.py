@@ -1,12 +1,8 @@
 """Ports of other architectures in plain functions, with mistakes planted by hand: what a diagnosis has to name.
 
-A port shares nothing with minigpt or transformers: it reads config.json and the tensors.
-Each mistake is another value of a setting.
-
 T tokens, C embedding, H heads, D width of a head, V vocabulary.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from planted import Planted, wide
 from torch import Tensor
 
 SIZES = {
@@ -91,28 +87,17 @@ RIGHT: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Port:
-    """A model of a family that computes in a dtype, with settings in place of the right ones.
+class Port(Planted):
+    """A model of a family."""
 
-    Args:
-        place: the folder of the checkpoint.
-        dtype: of weights and arithmetic.
-        settings: of ``RIGHT``.
-    """
+    RIGHT = RIGHT
 
-    def __init__(self, place: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
-        unknown = settings.keys() - RIGHT.keys()
-        assert not unknown, unknown
-        self.s = {**RIGHT, **settings}
-        self.c = json.loads((place / "config.json").read_text())
+    def prepare(self) -> None:
+        """Round the weights as the settings say, and read what the config says of heads."""
+        if self.s["weights"] is not None:
+            self.w = {name: x.to(self.s["weights"]).to(x.dtype) if x.ndim > 1 else x for name, x in self.w.items()}
+        self.c = self.config
         self.kind = self.c["model_type"]
-        self.dtype = dtype
-        self.w: dict[str, Tensor] = {}
-        for name, x in load_file(place / "model.safetensors").items():
-            value = x.to(dtype)
-            if self.s["weights"] is not None and x.ndim > 1:
-                value = x.to(self.s["weights"]).to(dtype)
-            self.w[name.removeprefix("model.").removeprefix("gpt_neox.")] = value
         self.is_neox = self.kind == "gpt_neox"
         self.is_gemma = self.kind.startswith("gemma")
         self.heads = self.c["num_attention_heads"]
@@ -150,10 +135,10 @@ class Port:
     def norm(self, x: Tensor, name: str) -> Tensor:
         c = self.c
         eps = self.s["eps"] or c.get("rms_norm_eps") or c.get("layer_norm_eps")
-        wide = x.float() if x.dtype != torch.float64 else x
+        row = wide(x)
         if self.is_neox:
-            wide = wide - wide.mean(-1, keepdim=True)
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+            row = row - row.mean(-1, keepdim=True)
+        y = row * torch.rsqrt(row.square().mean(-1, keepdim=True) + eps)
         one = self.is_gemma if self.s["one_plus"] is None else self.s["one_plus"]
         y = y * (self.w[f"{name}.weight"].to(y.dtype) + one)
         if f"{name}.bias" in self.w:
@@ -244,9 +229,8 @@ class Port:
                 return y
             weight = self.w[f"{name}.{part}_norm.weight"].to(y.dtype) + self.is_gemma
             weight = weight.view(-1, self.size)  # (1 or H, D)
-            wide = y.float() if y.dtype != torch.float64 else y
-            squares = wide.square().mean((-2, -1) if over_all else -1, keepdim=True)
-            return (wide * torch.rsqrt(squares + c["rms_norm_eps"]) * weight).to(y.dtype)
+            squares = wide(y).square().mean((-2, -1) if over_all else -1, keepdim=True)
+            return (wide(y) * torch.rsqrt(squares + c["rms_norm_eps"]) * weight).to(y.dtype)
 
         q, k, v = (self.split(part) for part in (q, k, v))
         if s["head_norms"] == "after":
@@ -273,7 +257,7 @@ class Port:
         if window and self.slides(layer):
             seen &= apart < window
         scores = scores.masked_fill(~seen, -math.inf)
-        weights = torch.softmax(scores.float() if scores.dtype != torch.float64 else scores, s["softmax_axis"])
+        weights = torch.softmax(wide(scores), s["softmax_axis"])
         weights = weights.nan_to_num().to(v.dtype)
         y = torch.einsum("hqk,khd->qhd", weights, v)
         if s["split"] == "merged":
@@ -367,19 +351,7 @@ class Port:
         return turned(q), k if turn == "queries" else turned(k)
 
     def act(self, x: Tensor) -> Tensor:
-        c = self.c
-        kind = self.s["act"] or c.get("hidden_activation") or c.get("hidden_act")
-        wide = x.float() if x.dtype != torch.float64 else x
-        if kind == "silu":
-            y = wide * torch.sigmoid(wide)
-        elif kind == "gelu":
-            y = 0.5 * wide * (1 + torch.erf(wide / math.sqrt(2)))
-        elif kind == "relu":
-            y = wide.clamp(min=0)
-        else:
-            assert kind == "gelu_pytorch_tanh", kind
-            y = 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
-        return y.to(x.dtype)
+        return self.activated(x, self.s["act"] or self.c.get("hidden_activation") or self.c["hidden_act"])
 
     def mlp(self, x: Tensor, name: str) -> Tensor:
         if self.is_neox:
@@ -400,7 +372,7 @@ class Port:
         if router is None:
             name = name.replace(".mlp", ".block_sparse_moe")
             router = self.w[f"{name}.gate.weight"]
-        logits = (x @ router.T).to(torch.float32 if x.dtype != torch.float64 else torch.float64)
+        logits = wide(x @ router.T)
         top = self.s["top"] or self.c["num_experts_per_tok"]
         values, chosen = logits.topk(top)
         normalizes = is_mixtral or self.c.get("norm_topk_prob", False)
@@ -609,7 +581,7 @@ def padded(place: Path, dtype: torch.dtype) -> Any:
     return program
 
 
-def wide(place: Path, dtype: torch.dtype) -> Any:
+def doubled(place: Path, dtype: torch.dtype) -> Any:
     return Port(place, torch.float64)
 
 
@@ -627,7 +599,7 @@ def right_programs() -> Iterator[tuple[str, str, Any]]:
     for family in ("llama", "gemma2", "pythia"):
         yield family, "sums in another order", Chunked
     for family in ("llama", "olmo2"):
-        yield family, "float64", wide
+        yield family, "float64", doubled
     for family in ("llama", "qwen3", "mixtral"):
         yield family, "bfloat16", brain
         yield family, "float16", half
