@@ -1,12 +1,14 @@
 """A program that is timed, in a separate process: two thread pools in one process would disturb each other.
 
-A program is a class. ``__init__(folder, prompts, kind, **options)`` loads the checkpoint, ``prefill()`` reads the
-prompts, and ``generate(new)`` adds ``new`` tokens to each and returns how many it wrote. This file imports little: the
-memory of a process is measured from here on.
+A program is a class. ``__init__(folder, prompts, kind, **options)`` loads the checkpoint, ``prefill()`` reads its
+``prompts``, and ``generate(new)`` adds ``new`` tokens to each and returns how many it wrote. Every call has fresh
+prompts: some programs keep what they computed of a prompt, and the same prompt twice would measure that. This file
+imports little: the memory of a process is measured from here on.
 """
 
 import os
 import pkgutil
+import random
 import resource
 import signal
 import time
@@ -24,6 +26,7 @@ Result = TypeVar("Result")
 FACTS = ("acceptance", "decoding", "step_bytes")  # what a program may say about itself
 _program: Any = None  # of this process
 _bare_mb = 0.0  # the memory of this process before the program was loaded
+_chance = random.Random(0)  # the same in every process, so all programs read the same prompts
 
 
 def in_turns(contestants: Mapping[Who, Callable[[], Result]], rounds: Iterable[object]) -> dict[Who, list[Result]]:
@@ -106,8 +109,11 @@ def _load(home: str, arguments: dict[str, Any]) -> None:
 def _timed_round(rows: int, new: int) -> dict[str, Any]:
     """Return the milliseconds of reading, of reading and one token, and of all tokens; the memory; the facts."""
     measured: dict[str, Any] = {}
+    _put_fresh_prompts()
     measured["prefill_ms"] = _milliseconds(_program.prefill)
+    _put_fresh_prompts()
     measured["first_token_ms"] = _milliseconds(lambda: _program.generate(1))
+    _put_fresh_prompts()
     start = time.perf_counter()
     start_cpu = time.process_time()
     written = _program.generate(new)
@@ -120,6 +126,11 @@ def _timed_round(rows: int, new: int) -> dict[str, Any]:
     for name in FACTS:
         measured[name] = getattr(_program, name, None)
     return measured
+
+
+def _put_fresh_prompts() -> None:
+    """Give the program of this process prompts of the same tokens in another order."""
+    _program.prompts = [_chance.sample(prompt, len(prompt)) for prompt in _program.prompts]
 
 
 def _milliseconds(run: Callable[[], object]) -> float:

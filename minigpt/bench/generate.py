@@ -45,7 +45,8 @@ class BenchPlan:
         preset: as ``GPT2Config.preset`` takes it.
         kind: "float32", "bfloat16", "float16", "float64" or "int8", what ours computes in.
         against: other programs, each NAME or NAME:KIND, for example "transformers:float32".
-        batch: rows; more than one are ragged, from half of ``prompt_tokens`` to all of them.
+        batch: rows.
+        ragged: whether the prompts of several rows differ in length, from half of ``prompt_tokens`` to all of them.
         new_tokens: of each row, 2 or more.
         draft: as in ``generate``. For one text, ours without drafts is timed too, named "undrafted".
 
@@ -59,6 +60,7 @@ class BenchPlan:
     against: tuple[str, ...] = ("transformers",)
     batch: int = 1
     prompt_tokens: int = 64
+    ragged: bool = True
     new_tokens: int = 64
     repeats: int = 7
     draft: str | None = "auto"
@@ -89,7 +91,7 @@ class BenchPlan:
         """Return random ids, the same for all programs."""
         longest = self.prompt_tokens
         shortest = longest
-        if self.batch > 1:
+        if self.ragged and self.batch > 1:
             shortest = max(1, longest // 2)
         lengths = torch.linspace(shortest, longest, self.batch)
         generator = torch.Generator().manual_seed(0)

@@ -63,25 +63,25 @@ class Transformers:
         settings = self.model.generation_config
         settings.eos_token_id = None
         settings.pad_token_id = 0
-        self.ids, self.mask = left_padded(prompts)
+        self.prompts = prompts
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
-        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        output = self.model(self.ids, attention_mask=self.mask, position_ids=positions, logits_to_keep=1)
-        return output.logits
+        ids, mask = left_padded(self.prompts)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1).logits
 
     def generate(self, new: int) -> int:
-        ids = self.model.generate(self.ids, attention_mask=self.mask, max_new_tokens=new, do_sample=False)
-        prompt = self.ids.shape[1]
-        return ids[:, prompt:].numel()
+        ids, mask = left_padded(self.prompts)
+        written = self.model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
+        return written[:, ids.shape[1] :].numel()
 
 
 class Memory:
     """The limit: for each token it reads as many bytes as a step reads of weights, and computes nothing."""
 
     def __init__(self, folder: str, prompts: PromptTokens, kind: str, draft: str | None = None, room: int = 0) -> None:
-        self.rows = len(prompts)
+        self.prompts = prompts
         self.step_bytes = weight_bytes(open_model(folder, kind))
         self.memory = torch.ones(self.step_bytes // 4)
 
@@ -91,7 +91,7 @@ class Memory:
     def generate(self, new: int) -> int:
         for _ in range(new):
             self.memory.sum()
-        return new * self.rows
+        return new * len(self.prompts)
 
 
 def open_model(folder: str, kind: str) -> GPT2:

@@ -1,15 +1,18 @@
-"""Time minigpt beside CTranslate2 and llama.cpp: ``minigpt bench generate`` with more programs.
+"""Time minigpt beside CTranslate2, llama.cpp and OpenVINO GenAI: ``minigpt bench generate`` with more programs.
 
     python scripts/bench/others.py --quantize int8 --against ctranslate2:int8,llama.cpp:q8_0
+    python scripts/bench/others.py --model MODEL --against llama.cpp:model-q4_k_m.gguf,openvino:EXPORTED:f32
 
-The options are those of ``minigpt bench generate``. llama.cpp's kinds are f32, f16, bf16 and q8_0. Needs ``pip install
-ctranslate2 llama-cpp-python gguf``.
+The options are those of ``minigpt bench generate``. llama.cpp's kinds are f32, f16, bf16 and q8_0, or a GGUF file of
+the same model. OpenVINO's kind is a folder that optimum-intel exported, and a hint of precision if it gets one. Needs
+``pip install ctranslate2 llama-cpp-python gguf openvino-genai``.
 """
 
 # pyright: reportArgumentType=false
 
 import importlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +27,7 @@ from minigpt.bench.generate import KIND_NAMES, OTHERS
 from minigpt.checkpoint.contents import TOKENIZER_FILES, known_files
 from minigpt.cli import main
 from minigpt.errors import ConfigError
+from minigpt.inputs import left_padded
 from minigpt.judge.reference import quiet_transformers
 from minigpt.recipe import from_pretrained
 from minigpt.tokenizer import Tokenizer
@@ -41,14 +45,15 @@ class CTranslate2:
 
         place, threads = write_ctranslate2(folder, kind), torch.get_num_threads()
         self.model = ctranslate2.Generator(place, device="cpu", compute_type=kind, intra_threads=threads)
-        self.prompts = [[f"t{token}" for token in prompt] for prompt in prompts]
+        self.prompts = prompts
 
     def prefill(self) -> object:
         return self.model.forward_batch(self.prompts)
 
     def generate(self, new: int) -> int:
         how = dict(beam_size=1, sampling_topk=1, include_prompt_in_result=False, end_token=[])
-        results = self.model.generate_batch(self.prompts, max_length=new, min_length=0, **how)
+        words = [[f"t{token}" for token in prompt] for prompt in self.prompts]
+        results = self.model.generate_batch(words, max_length=new, min_length=0, **how)
         return sum(len(result.sequences_ids[0]) for result in results)
 
 
@@ -84,11 +89,11 @@ class LlamaCpp:
     """llama.cpp with its default settings: the file mapped, flash attention where it has it, a cache in float16."""
 
     def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 1024) -> None:
-        """Load the checkpoint, with a cache of ``room`` tokens for each prompt."""
+        """Load the checkpoint or the file that ``kind`` names, with a cache of ``room`` tokens for each prompt."""
         lib: Any = importlib.import_module("llama_cpp")
         self.lib, self.prompts = lib, prompts
         self.model = lib.llama_model_load_from_file(
-            str(write_gguf(folder, kind)).encode(), lib.llama_model_default_params()
+            os.fsencode(kind if kind.endswith(".gguf") else write_gguf(folder, kind)), lib.llama_model_default_params()
         )
         how, rows, tokens = lib.llama_context_default_params(), len(prompts), sum(map(len, prompts))
         how.n_ctx, how.n_seq_max, how.n_batch = room * rows, rows, max(how.n_batch, tokens)
@@ -127,6 +132,26 @@ class LlamaCpp:
             raise RuntimeError(f"llama_decode returned {status}")
         logits = [self.lib.llama_get_logits_ith(self.context, place) for place in expected]
         return torch.from_numpy(np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in logits]))
+
+
+class OpenVino:
+    """OpenVINO GenAI's pipeline with its default settings. It keeps the keys and values of prompts that it has read."""
+
+    def __init__(self, folder: str, prompts: Prompts, kind: str, draft: str | None = None, room: int = 0) -> None:
+        """Load what optimum-intel exported: ``kind`` is its folder, and behind a colon a hint of precision, if any."""
+        self.genai: Any = importlib.import_module("openvino_genai")
+        self.tensor: Any = importlib.import_module("openvino").Tensor
+        place, _, hint = kind.partition(":")
+        options = {"INFERENCE_PRECISION_HINT": hint} if hint else {}
+        self.model, self.prompts = self.genai.LLMPipeline(place, "CPU", **options), prompts
+
+    def prefill(self) -> object:
+        return self.generate(1)
+
+    def generate(self, new: int) -> int:
+        how = self.genai.GenerationConfig(max_new_tokens=new, ignore_eos=True, apply_chat_template=False)
+        ids, mask = (self.tensor(part.numpy()) for part in left_padded(self.prompts))
+        return sum(map(len, self.model.generate(self.genai.TokenizedInputs(ids, mask), how).tokens))
 
 
 def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None) -> Path:
@@ -177,7 +202,8 @@ def write_gguf(folder: str | Path, kind: str, tokenizer: Tokenizer | None = None
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # scripts/, where the processes of the programs look too
-    OTHERS.update({"ctranslate2": "bench.others:CTranslate2", "llama.cpp": "bench.others:LlamaCpp"})
+    homes = {"ctranslate2": "CTranslate2", "llama.cpp": "LlamaCpp", "openvino": "OpenVino"}
+    OTHERS.update({name: f"bench.others:{home}" for name, home in homes.items()})
     KIND_NAMES["llama.cpp"] = GGML_TYPES
     sys.argv[1:1] = ["bench", "generate"]
     main()

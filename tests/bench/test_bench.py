@@ -10,6 +10,7 @@ from helpers import small_model
 
 import minigpt
 from minigpt import ConfigError, MiniGPTError
+from minigpt.bench import contestant
 from minigpt.bench.contestant import Contestant, in_turns
 from minigpt.bench.generate import BenchPlan, bench_generate, bench_summary, spread
 from minigpt.bench.programs import Memory, Minigpt, Transformers, weight_bytes
@@ -51,6 +52,31 @@ def test_prompts_are_ragged_in_a_batch_and_the_same_every_time() -> None:
     assert sorted(map(len, prompts)) == [len(prompt) for prompt in prompts]
     assert prompts == plan.prompts(50)
     assert [len(prompt) for prompt in BenchPlan(prompt_tokens=7).prompts(50)] == [7]
+    alike = BenchPlan(batch=3, ragged=False, prompt_tokens=7)
+    assert [len(prompt) for prompt in alike.prompts(50)] == [7, 7, 7]
+
+
+def test_no_call_reads_a_prompt_that_another_call_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[list[int]]] = []
+
+    class Listener:
+        def __init__(self) -> None:
+            self.prompts = [list(range(20)), list(range(100, 130))]
+
+        def prefill(self) -> None:
+            read.append(self.prompts)
+
+        def generate(self, new: int) -> int:
+            self.prefill()
+            return 2 * new
+
+    monkeypatch.setattr(contestant, "_program", Listener())
+    for _ in range(2):
+        contestant._timed_round(2, 3)
+    assert len(read) == 6
+    for texts in zip(*read, strict=True):
+        assert len({tuple(text) for text in texts}) == 6, "each is new"
+        assert len({tuple(sorted(text)) for text in texts}) == 1, "of the same tokens"
 
 
 def test_kinds_are_as_written_or_the_same_as_ours() -> None:
