@@ -105,6 +105,7 @@ RIGHT: dict[str, Any] = {
     "token_factor": 1.0,
     "blocks": None,
     "id_shift": 0,
+    "drop": 0,  # tokens at the beginning that are not read
     "begin": None,
     "end": "first",
     "logits": "raw",
@@ -144,7 +145,7 @@ class Program(Planted):
     def __call__(self, ids: Tensor) -> Tensor:
         """(1, T) -> (1, T, V)."""
         s, w = self.s, self.w
-        ids = (ids[0] + s["id_shift"]) % self.config["vocab_size"]
+        ids = (ids[0, s["drop"] :] + s["id_shift"]) % self.config["vocab_size"]
         if s["begin"] is not None:
             ids = torch.cat([torch.tensor([s["begin"]]), ids])
         x = w["wte.weight"][ids] * s["token_factor"]
@@ -159,7 +160,7 @@ class Program(Planted):
             logits = logits + s["head_bias"].to(logits.dtype)
         if s["begin"] is not None:
             logits = logits[1:] if s["end"] == "first" else logits[:-1]
-        return self.returned(logits)[None]
+        return self.returned(torch.cat([logits[: s["drop"]], logits]))[None]
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return x @ weight
@@ -396,6 +397,7 @@ def single_plants(truth: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "prompt's last position", {"behind": lambda places, length: 0 * places + length - 1, "prompts": prompts}
     yield "count the padding", {"padded": True, "prompts": prompts}
     yield "last position for every token", {"positions": "last"}
+    yield "without its first token", {"drop": 1}
     yield "attn.c_proj not transposed in h.1 alone", {"transposed": ("attn.c_proj",), "at_block": 1}
     yield "no bias in mlp.c_fc in h.0 alone", {"no_bias": ("mlp.c_fc",), "at_block": 0}
     yield "exact GELU", {"act": "erf"}

@@ -13,20 +13,23 @@ from torch import Tensor, nn
 
 from minigpt.engines.engine import Engine
 from minigpt.judge.checkpoint_facts import read_facts
+from minigpt.judge.diagnosis import FileTruth
+from minigpt.judge.evidence import typical
 from minigpt.judge.file_weights import FileWeights
 from minigpt.judge.measures import LogitsMeter
 from minigpt.judge.mistakes import Swaps
 from minigpt.judge.mistakes.programs import documented
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.read_original import read_in_other_dtypes
-from minigpt.judge.reading import Text
+from minigpt.judge.reading import Reading, Text
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
+from minigpt.judge.screen import Noise
 from minigpt.judge.texts import first_of
 from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.report.account_fields import Account, ErrorShare, TensorShare
-from minigpt.report.noise import FAR_OFF, noise_ratio
+from minigpt.report.noise import FAR_OFF, MOST_NOISE, noise_ratio
 from minigpt.scoring import perplexity_of
 
 FLOAT32 = ("f32", "float32")  # which is no rounding
@@ -47,8 +50,8 @@ def account_of(
     decides: bool,
     by_tensor: bool,
     say: Steps,
-) -> Account:
-    """Return where the difference of a program's logits from the original's comes from.
+) -> tuple[Account, FileTruth]:
+    """Return where the difference of a program's logits from the original's comes from, and the truth of its file.
 
     The program's own error is taken against transformers in float64 with the file's weights. Then the arithmetic that
     the program documents is put into that model. A number near the middle of two steps may be rounded the other way by
@@ -105,7 +108,23 @@ def account_of(
     own_errors = errors_by_position([*noise, *noise_short], [*explained, *true_short])
     calm = int((own_errors <= FAR_OFF * floor.rms).sum())
     calm = calm // PART if calm >= CALM else len(errors) // CALM_SHARE
-    return Account(
+    precisions = [share(name, logits, right, is_model=True) for name, logits in others.items()]
+    sizes: dict[str, float] = {}
+    for one in precisions:
+        sizes[one.part] = one.ratio * floor.rms
+    around = Noise(floor.rms, floor.scale, sizes)
+    effect = share("", explained, right).ratio
+    if steps:
+        half_agrees = floor.rms * math.sqrt(effect) / MOST_NOISE
+        around = Noise(max(typical(own_errors, floor.rms), half_agrees), floor.scale, {}, row=floor.rms)
+    exact_of: dict[Text, Reading] = {}
+    for text, logits in zip([*texts, *short], [*explained, *true_short], strict=True):
+        exact_of[text] = Reading(logits)
+    whole = [text for text in texts if not text.first]
+    whole.sort(key=lambda text: len(text.ids))
+    of_file = replace(truth.texts, prompts=[*whole, *short], windows=[])
+    data = replace(truth, facts=facts, texts=of_file, exact=exact_of)
+    account = Account(
         program=engine.program,
         types=sorted({kind for kind in weights.types.values() if kind.lower() not in FLOAT32}),
         tokens=sum(map(len, original)),
@@ -115,9 +134,9 @@ def account_of(
         weights=share("the file's weights", right, original, is_model=True),
         own=share("the program's arithmetic", program, right),
         dtype=dtype_name(facts.dtype),
-        precisions=[share(name, logits, right, is_model=True) for name, logits in others.items()],
+        precisions=precisions,
         steps=steps,
-        effect=share("", explained, right).ratio,
+        effect=effect,
         noise=share("", noise, explained).ratio,
         calm=calm,
         calm_left=least(errors, calm) / floor.rms,
@@ -126,6 +145,9 @@ def account_of(
         strange=weights.strange,
         tensors=tensors,
     )
+    if not steps:
+        arithmetic = []
+    return account, FileTruth(data, arithmetic, around, weights)
 
 
 def costs_of(truth: OriginalData, exact: Reference, weights: FileWeights) -> list[TensorShare]:

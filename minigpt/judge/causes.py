@@ -1,11 +1,16 @@
 """Causes of a verdict: the precision that the error is like, and the mistakes that give the candidate's logits."""
 
+from typing import TYPE_CHECKING
+
 from minigpt.judge.measures import precision_of
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
 from minigpt.progress import Steps
 from minigpt.report.fields import Causes, ParityFigures, Verdict, is_near, outcome_of
 from minigpt.report.noise import MOST_NOISE
+
+if TYPE_CHECKING:
+    from minigpt.judge.diagnosis import FileTruth
 
 QUICK = 2e7  # weights of a model in memory that is diagnosed without being asked, in a few seconds
 
@@ -19,12 +24,19 @@ def is_off_at_once(figures: ParityFigures) -> bool:
 
 
 def explain(
-    truth: OriginalData, runner: Runner, figures: ParityFigures, verdict: Verdict, diagnose: bool | None, say: Steps
+    truth: OriginalData,
+    runner: Runner,
+    figures: ParityFigures,
+    verdict: Verdict,
+    diagnose: bool | None,
+    say: Steps,
+    of_file: "FileTruth | None" = None,
 ) -> Causes:
     """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
 
     Args:
         diagnose: None for a FAIL of a small model alone.
+        of_file: the truth of another program's file that is off.
     """
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
@@ -54,7 +66,7 @@ def explain(
             return Causes(precision=precision, notes=[note])
         if changes := one_answer(truth, runner):
             return Causes(diagnosis=[], notes=changes)
-        diagnosis, may_be_rounded = find_mistakes(truth, runner, say, of_windows=are_prompts_right)
+        diagnosis, may_be_rounded = find_mistakes(truth, runner, say, of_windows=are_prompts_right, file=of_file)
     except DiagnosisError as error:
         return Causes(precision=precision, notes=[f"{error}."])
     precision = precision if may_be_rounded else None

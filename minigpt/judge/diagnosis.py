@@ -4,7 +4,9 @@ T tokens, V vocabulary.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +17,10 @@ from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.clues import clues_of
 from minigpt.judge.evidence import Evidence, Network, Sums, predict
+from minigpt.judge.file_weights import FileWeights
 from minigpt.judge.measures import Distance
 from minigpt.judge.mistake_search import MistakeSearch
-from minigpt.judge.mistakes import mistakes_of
+from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.reading import Text
 from minigpt.judge.reference import Reference
@@ -37,8 +40,24 @@ class DiagnosisError(MiniGPTError):
     """A diagnosis that is not possible; the verdict stays."""
 
 
+class FileTruth(NamedTuple):
+    """The truth of another program's file: transformers in float64 with its weights and the program's arithmetic.
+
+    Attributes:
+        data: its facts, and the logits of prompts, the best first.
+        arithmetic: what the program rounds; empty if that is not known.
+        noise: of transformers at the dtype with the same arithmetic.
+        weights: in whose folder the checkpoint is.
+    """
+
+    data: OriginalData
+    arithmetic: list[Mistake]
+    noise: Noise
+    weights: FileWeights
+
+
 def find_mistakes(
-    truth: OriginalData, runner: Runner, say: Steps, *, of_windows: bool = False
+    truth: OriginalData, runner: Runner, say: Steps, *, of_windows: bool = False, file: FileTruth | None = None
 ) -> tuple[list[Diagnosed], bool]:
     """Return the mistakes that give the candidate's logits, and whether a narrower format may explain its error.
 
@@ -46,24 +65,29 @@ def find_mistakes(
 
     Args:
         of_windows: whether to compare the logits of the long text, where those of the prompts are right.
+        file: the truth of a program's file, in place of the original's, so that mistakes alone are left.
 
     Raises:
         DiagnosisError: if the original's files are gone, or hold another model now.
     """
     say("opening the network")
-    network = open_network(truth)
+    floor = sum(truth.floor.windows, Distance()) if of_windows else truth.floor.prompts
+    noise, arithmetic = Noise(floor.rms, floor.scale, truth.floor.precisions), list[Mistake]()
+    if file is not None:
+        truth, arithmetic, noise, _ = file
+    network = open_network(truth, arithmetic=arithmetic)
     weights = sum(parameter.numel() for parameter in network.model.parameters())
     shortest = sorted(truth.texts.prompts, key=lambda text: len(text.ids))
     whole = whole_windows(truth)
-    chosen = whole if of_windows else shortest
-    texts = [evidence_of(truth, runner, text) for text in first_of(chosen, weights, MOST_WORK)]
+    chosen = truth.texts.prompts if file is not None else whole if of_windows else shortest
+    texts: list[Evidence] = []
+    for text in first_of(chosen, weights, MOST_WORK):
+        texts.append(replace(evidence_of(truth, runner, text), least=noise.row))
     check_network(truth, network, evidence_of(truth, runner, shortest[0]))
 
     def longer() -> list[Evidence]:
         return [evidence_of(truth, runner, text) for text in whole[:1]]
 
-    floor = sum(truth.floor.windows, Distance()) if of_windows else truth.floor.prompts
-    noise = Noise(floor.rms, floor.scale, truth.floor.precisions)
     search = MistakeSearch(network, mistakes_of(network.model), texts, longer, noise, weights, say)
     return search.find(), not (search.is_like_a_half and search.is_mostly_of_mistakes)
 
@@ -118,8 +142,13 @@ def unseen_mistakes(truth: OriginalData, runner: Runner, say: Steps) -> list[str
     return unseen
 
 
-def open_network(truth: OriginalData, compute: torch.dtype | None = None) -> Network:
+def open_network(
+    truth: OriginalData, compute: torch.dtype | None = None, arithmetic: Sequence[Mistake] = ()
+) -> Network:
     """Return the original in a dtype: by default in float64, or in float32 where bfloat16 has far more noise.
+
+    Args:
+        arithmetic: what a program rounds, which is put in too.
 
     Raises:
         DiagnosisError: if its files are gone.
@@ -129,26 +158,31 @@ def open_network(truth: OriginalData, compute: torch.dtype | None = None) -> Net
         raise DiagnosisError(f"The diagnosis needs the original at {facts.place}, which is no longer there")
     is_ours = architecture_of(facts.place) is None and not facts.offload
     if is_ours:
-        network = our_network(truth, torch.float64)
-        if facts.dtype != torch.float64:
+        network = our_network(truth, torch.float64, arithmetic)
+        if facts.dtype != torch.float64 and not arithmetic:
             network.quick = our_network(truth, torch.float32)
         return network
     if compute is None:
-        compute = torch.float32 if facts.dtype == torch.bfloat16 else torch.float64
+        compute = torch.float32 if facts.dtype == torch.bfloat16 and not arithmetic else torch.float64
+    if arithmetic:  # which is put into ``sdpa``
+        facts = replace(facts, attention="eager" if compute == torch.float64 else "sdpa")
     reference = Reference(facts, compute)
 
     def run(ids: Tensor, step: int) -> Tensor:
         return reference(ids)[0][:, ::step]
 
     def rounded() -> Network:
-        return open_network(truth, facts.dtype)
+        return open_network(truth, facts.dtype, arithmetic)
 
-    return Network(reference.model, run, facts.shape.n_positions, None if facts.offload else rounded, is_foreign=True)
+    return Network(
+        reference.model, run, facts.shape.n_positions, None if facts.offload else rounded, is_foreign=True,
+        arithmetic=arithmetic,
+    )  # fmt: skip
 
 
-def our_network(truth: OriginalData, compute: torch.dtype) -> Network:
+def our_network(truth: OriginalData, compute: torch.dtype, arithmetic: Sequence[Mistake] = ()) -> Network:
     """Return our GPT-2 with the weights as the original's dtype rounds them."""
-    model: Any = truth.facts.in_our_arithmetic("eager").to(compute)
+    model: Any = truth.facts.in_our_arithmetic("sdpa" if arithmetic else "eager").to(compute)
 
     def hidden(ids: Tensor) -> Tensor:
         return model.hidden_states(ids)[0]
@@ -160,9 +194,11 @@ def our_network(truth: OriginalData, compute: torch.dtype) -> Network:
         return F.linear(hidden(ids), owner.weight[::step])
 
     def rounded() -> Network:
-        return our_network(truth, truth.facts.dtype)
+        return our_network(truth, truth.facts.dtype, arithmetic)
 
-    return Network(model, run, truth.facts.shape.n_positions, rounded, hidden)
+    return Network(
+        model, run, truth.facts.shape.n_positions, rounded, None if arithmetic else hidden, arithmetic=arithmetic
+    )
 
 
 def evidence_of(truth: OriginalData, runner: Runner, text: Text) -> Evidence:

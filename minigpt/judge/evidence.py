@@ -6,7 +6,7 @@ T tokens, V vocabulary.
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +30,7 @@ class Evidence:
         truth: of the right model (T, V), in float64.
         new_from: the length of the prompt, behind which the text was written.
         padding: how many tokens the prompt is shorter than the longest.
+        least: the RMS error of a row that counts as none, if the program rounds in steps; 0 if it does not.
     """
 
     ids: Int[Tensor, "1 seq"]
@@ -37,6 +38,7 @@ class Evidence:
     truth: Float[Tensor, "seq vocab"]
     new_from: int = sys.maxsize
     padding: int = 0
+    least: float = 0.0
 
 
 class Network:
@@ -50,6 +52,7 @@ class Network:
         hidden: computes what its head reads (T, C); None if that is not known.
         is_foreign: whether it is transformers' code, which may refuse a mistake; it gives NaN then.
         quick: the same model in float32, if its rounding is no more than the noise; else None.
+        arithmetic: what the program rounds, which is put in on top of all mistakes.
     """
 
     def __init__(
@@ -61,15 +64,17 @@ class Network:
         hidden: Hidden | None = None,
         is_foreign: bool = False,
         quick: "Network | None" = None,
+        arithmetic: Sequence[Mistake] = (),
     ) -> None:
         self.model, self.run, self.most, self.hidden, self.rounded = model, run, most, hidden, rounded
         self.is_foreign, self.reads_whole, self.quick = is_foreign, reads_apart(model), quick
+        self.arithmetic = arithmetic
 
     def noise(self, mistakes: Sequence[Mistake], texts: Sequence[Evidence]) -> float:
-        """Return the RMS error of the model at the dtype, with mistakes in both; 0 if it is not known."""
+        """Return the error of the model at the dtype, as ``Sums`` has it, with mistakes in both; 0 if not known."""
         if self.rounded is None:
             return 0.0
-        network, sums = self.rounded(), Sums()
+        network, sums = self.rounded(), Sums(texts[0].least)
         for text in texts:
             sums.add(network.logits(mistakes, text).double() - self.logits(mistakes, text))
         return sums.rms
@@ -78,7 +83,7 @@ class Network:
         self, mistakes: Sequence[Mistake], text: Evidence, rows: int | None = None, step: int = 1
     ) -> Float[Tensor, "rows columns"]:
         """Return every ``step``-th logit of a text, or of its first rows; NaN if the mistakes make it too long."""
-        is_causal = not self.reads_whole and all(mistake.is_causal for mistake in mistakes)
+        is_causal = not self.reads_whole and all(mistake.is_causal for mistake in [*mistakes, *self.arithmetic])
         ids = text.ids[:, :rows] if is_causal else text.ids
         for mistake in mistakes:
             ids = mistake.ids(ids)
@@ -86,7 +91,7 @@ class Network:
             return torch.full_like(text.truth[:rows, ::step], torch.nan)
         try:
             with Swaps(text.new_from, text.padding) as swaps:
-                for mistake in sorted(mistakes, key=turn):
+                for mistake in [*sorted(mistakes, key=turn), *self.arithmetic]:
                     mistake.put(self.model, swaps)
                 logits = self.run(ids, step)
         except raised():
@@ -114,8 +119,14 @@ def finished(mistakes: Sequence[Mistake], logits: Tensor, text: Evidence, rows: 
 
 @dataclass
 class Sums:
-    """Sums over logits, of which distances and shares are made."""
+    """Sums over logits, of which distances and shares are made.
 
+    Args:
+        least: as ``Evidence`` has it.
+    """
+
+    least: float = 0.0
+    rows: list[Float[Tensor, " rows"]] = field(default_factory=list)
     count: int = 0
     squares: float = 0.0
     product: float = 0.0
@@ -123,6 +134,8 @@ class Sums:
 
     def add(self, x: Tensor, other: Tensor | None = None) -> None:
         """Count the numbers of ``x`` that are not NaN, and their product with another tensor."""
+        if self.least:
+            self.rows.append(x.square().nanmean(-1).sqrt())
         known = ~x.isnan()
         if other is not None:
             known &= ~other.isnan()
@@ -137,9 +150,11 @@ class Sums:
 
     @property
     def rms(self) -> float:
-        """Root of the mean square; infinite if nothing was counted."""
+        """Root of the mean square, or the ``typical`` one of rows; infinite if nothing was counted."""
         if self.count == 0:
             return math.inf
+        if self.least:
+            return typical(torch.cat(self.rows), self.least)
         return math.sqrt(self.squares / self.count)
 
     @property
@@ -150,20 +165,33 @@ class Sums:
         return self.product / self.others
 
 
+def typical(errors: Float[Tensor, " rows"], least: float) -> float:
+    """Return the geometric mean of the rows' RMS errors that are not NaN; infinite if all are NaN.
+
+    A number near the middle of two steps may be rounded the other way, and changes its row and later ones by far more
+    than noise. So few such rows count little here, and a mistake that is small moves none of the others.
+
+    Args:
+        least: the error of a row that counts as none.
+    """
+    known = errors[~errors.isnan()]
+    return float(known.clamp(min=least).log().mean().exp()) if len(known) else math.inf
+
+
 class Prediction:
     """The network's outputs on all texts with some mistakes in it.
 
     Attributes:
         mistakes: in the order in which they were found.
         logits: of each text.
-        distance: RMS distance of the program's logits from them.
+        distance: RMS distance of the program's logits from them; the ``typical`` one of rows if it rounds in steps.
         share: how much of the mistakes' effect the program's error has.
         effect: RMS of what the mistakes do to the truth.
     """
 
     def __init__(self, mistakes: Sequence[Mistake], texts: Sequence[Evidence], logits: list[Tensor]) -> None:
         self.mistakes, self.texts, self.logits = tuple(mistakes), texts, logits
-        distance, effects = Sums(), Sums()
+        distance, effects = Sums(texts[0].least), Sums()
         for text, predicted in zip(texts, logits, strict=True):
             effect = predicted - text.truth
             distance.add(text.logits - predicted)

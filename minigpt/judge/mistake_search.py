@@ -181,7 +181,7 @@ class MistakeSearch:
         if screen.end >= 2 * LIMITS.rows:
             before, most = Screen(self.network, screen.text, LIMITS.rows), MOST_NOISE * self.noise.least
             # the others show where the program is right
-            within = [mistake for mistake in within if not rms_of(before.effect((mistake,))) > most]
+            within = [mistake for mistake in within if not before.size(before.effect((mistake,))) > most]
         tiers = [[mistake for mistake in within if mistake.rank == rank] for rank in (0, 1)]
         tiers.append(self._roundings(screen.distance()))
         total = sum(map(len, tiers))
@@ -366,9 +366,14 @@ class MistakeSearch:
 
     def _explains(self, prediction: Prediction) -> bool:
         """Return whether what is left of the error is noise, and all of the mistake is in the program."""
-        is_whole = abs(prediction.share - 1) <= LIMITS.whole
         is_noise = self._ratio(prediction) <= MOST_NOISE
-        return is_whole and is_noise and self._is_well_known(prediction)
+        return self._is_whole(prediction) and is_noise and self._is_well_known(prediction)
+
+    def _is_whole(self, prediction: Prediction) -> bool:
+        """Return whether all of a mistake is in the program: a share cannot say it of one that rounds in steps."""
+        if self.texts[0].least:
+            return self._falls(prediction) >= LIMITS.certain
+        return abs(prediction.share - 1) <= LIMITS.whole
 
     def _is_well_known(self, prediction: Prediction) -> bool:
         """Return whether a prediction says something on at least half of the logits."""
@@ -451,6 +456,5 @@ class MistakeSearch:
 
     def _leaves_a_half(self, prediction: Prediction) -> bool:
         """Return whether what is left of the error is that of a narrower format, and the error falls clearly."""
-        is_whole = abs(prediction.share - 1) <= LIMITS.whole
         falls = self._falls(prediction) >= NEAR**2
-        return is_whole and falls and self.noise.is_like_a_half(prediction.distance)
+        return self._is_whole(prediction) and falls and self.noise.is_like_a_half(prediction.distance)

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from minigpt.report.fields import ParityFigures
 from minigpt.report.noise import MOST_NOISE
 from minigpt.report.parity_report import ParityReport
 from minigpt.watch import watched
+
+if TYPE_CHECKING:
+    from minigpt.judge.diagnosis import FileTruth
 
 READING = ("attention", "device", "dtype", "memory", "revision", "local_files_only")  # options of reading an original
 OF_MODULES = {"attention", "device", "dtype", "local_files_only", "memory"}  # options of the original of a module
@@ -166,7 +169,7 @@ class Original:
         files_checked: AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(candidate, Recipe) and self.truth.facts.offload:  # it is read block by block
             files_checked = unchanged(candidate.place())
-        truth, say = self.truth, Steps(progress, total=3)
+        truth, of_file, say = self.truth, None, Steps(progress, total=3)
         with files_checked, judging():
             with watched() as changed:  # which has what was changed at the end of the block
                 say("loading the candidate")
@@ -174,11 +177,12 @@ class Original:
                 with opened.eval_mode():
                     figures = Judgement(truth, opened, limits, gradients, say).figures(searches)
                     if isinstance(candidate, Engine):
-                        figures = with_account(figures, truth, opened.runner, candidate, as_file, sensitivity, say)
+                        how = truth, opened.runner, candidate, as_file, sensitivity, say
+                        figures, of_file = with_account(figures, *how)
             changes = sorted({*changed, *opened.claim.changes})
             verdict = decide(figures, limits, changes)
             with watched(), opened.eval_mode():
-                causes = explain(truth, opened.runner, figures, verdict, diagnose, say)
+                causes = explain(truth, opened.runner, figures, verdict, diagnose, say, of_file)
         return ParityReport.of(figures, verdict, causes)
 
     def judge_outputs(
@@ -228,10 +232,10 @@ def with_account(
     as_file: bool,
     by_tensor: bool,
     say: Steps,
-) -> ParityFigures:
+) -> "tuple[ParityFigures, FileTruth | None]":
     """Return the figures of a program's file; if it is off, with where that comes from, or why that is not known."""
     if figures.nan is not None or figures.logits.ratio <= MOST_NOISE:
-        return figures
+        return figures, None
     from minigpt.judge.account import account_of  # imported here: the files of other programs alone need it
     from minigpt.judge.file_weights import weights_of
 
@@ -239,12 +243,13 @@ def with_account(
         if truth.facts.offload:
             raise MiniGPTError("the model is read block by block, and a file's weights are held in float64")
         weights = weights_of(engine.file, truth.facts.place if truth.facts.place.exists() else None)
-        return dataclasses.replace(figures, account=account_of(truth, runner, engine, weights, as_file, by_tensor, say))
+        account, of_file = account_of(truth, runner, engine, weights, as_file, by_tensor, say)
+        return dataclasses.replace(figures, account=account), of_file
     except MiniGPTError as error:
         if as_file:
             raise
         note = f"Where the difference comes from is not known: {error}."
-        return dataclasses.replace(figures, notes=[*figures.notes, note])
+        return dataclasses.replace(figures, notes=[*figures.notes, note]), None
 
 
 def parity(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minigpt.judge.evidence import Evidence, Network
+from minigpt.judge.evidence import Evidence, Network, typical
 from minigpt.judge.mistakes import Mistake
 from minigpt.judge.mistakes.text import centred
 from minigpt.report.noise import MOST_NOISE, NEAR, noise_ratio
@@ -54,11 +54,13 @@ class Noise:
         floor: transformers' RMS error at the dtype.
         scale: RMS of the true logits.
         precisions: transformers' RMS error in each dtype.
+        row: the error of a row that counts as none, as ``Evidence.least``.
     """
 
     floor: float
     scale: float
     precisions: Mapping[str, float]
+    row: float = 0.0
 
     @property
     def least(self) -> float:
@@ -85,7 +87,7 @@ class Screen:
         self.error = self.error[self.known]
         self.right = self._flat(self.network.logits((), text, end, self.step))
         self.effects: dict[Mistake, Tensor] = {}
-        self.distances: dict[tuple[Mistake, ...], float] = {(): rms_of(self.error)}
+        self.distances: dict[tuple[Mistake, ...], float] = {(): self.size(self.error)}
 
     def _flat(self, logits: Tensor) -> Tensor:
         rows = logits[max(0, self.end - LIMITS.rows) :]
@@ -100,14 +102,22 @@ class Screen:
         if mistakes not in self.distances:
             only = self.effects.get(mistakes[0]) if len(mistakes) == 1 else None
             effect = self.effect(mistakes) if only is None else only
-            self.distances[mistakes] = rms_of(self.error - effect)
+            self.distances[mistakes] = self.size(self.error - effect)
         return self.distances[mistakes]
+
+    def size(self, left: Tensor) -> float:
+        """Return the RMS of what is left of the error; the ``typical`` one of rows if the program rounds in steps."""
+        if not self.text.least:
+            return rms_of(left)
+        rows = left.new_full(self.known.shape, torch.nan).masked_scatter(self.known, left)
+        rows = rows.view(min(self.end, LIMITS.rows), -1).square().nanmean(-1)
+        return typical(rows.sqrt(), self.text.least)
 
     def effect(self, mistakes: Sequence[Mistake]) -> Tensor:
         """Return what mistakes do to the truth."""
         logits = self.network.logits(mistakes, self.text, self.end, self.step)
         difference = self._flat(logits) - self.right
-        return difference[self.known].float().nan_to_num(torch.inf)
+        return difference[self.known].float().nan_to_num(0.0)  # a mistake need not determine each row
 
 
 def rms_of(x: Tensor) -> float:

@@ -98,7 +98,8 @@ def _budget(report: ReportFields, budget: Sequence[BudgetLine]) -> Part:
 
 def _diagnosis(report: ReportFields, diagnosis: Sequence[Diagnosed]) -> Part:
     rows = _named_rows(Diagnosed, "mistake", diagnosis)
-    sentence = "These are put into the original in float64, one on top of the other; the noise floor remains."
+    where = "original" if report.account is None else "file's model"
+    sentence = f"These are put into the {where} in float64, one on top of the other; the noise floor remains."
     return Part("diagnosis", "What is wrong", sentence, ("mistake", *titles(Diagnosed)), rows)
 
 

@@ -210,6 +210,9 @@ def diagnosis_lines(report: ReportFields) -> list[str]:
     names = " and with ".join(row.mistake for row in rows)
     last = rows[-1]
     ratio = brief(last.ratio)
+    if report.account is not None:
+        agree = f"a typical position agrees to {ratio} times the noise"
+        return [f"With {names} and the program's arithmetic in the file's model, {agree}{_rest(last)}."]
     if last.explains:
         kind = "model" if report.bitwise is None else "GPT-2"
         put = f"With {('that', 'both', 'all three')[len(rows) - 1]} put into the original"

@@ -38,7 +38,7 @@ class Quantized(Program):
     """A GPT-2 that multiplies as llama.cpp does with Q8_0: inputs in blocks of 32, a table of GELU."""
 
     def __init__(self, place: Path, **settings: Any) -> None:
-        super().__init__(place, round_act=half, **settings)
+        super().__init__(place, **{"round_act": half, **settings})
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return torch.from_numpy(quants.dequantize(quants.quantize(x.numpy(), Q8_0), Q8_0)) @ weight
@@ -113,23 +113,27 @@ def test_the_report_shows_the_account(right: ParityReport, tmp_path: Path) -> No
 
 PLAIN = ("a norm's eps",)
 THOROUGH = {True: (), False: pytest.mark.thorough}
-FAULTS: dict[str, dict[str, Any]] = {
-    "a norm's eps": {"eps": 1e-6},
-    "another GELU": {"round_act": None},
-    "keys and values in bfloat16": {"round_kv": lambda x: x.bfloat16()},
-    "a begin token": {"begin": 0},
-    "positions from 1": {"positions": 1},
+EPS = "eps 1e-06 in place of 1e-05 in every norm"
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {  # settings, and what is named
+    "a norm's eps": ({"eps": 1e-6}, EPS),
+    "another GELU": ({"round_act": None}, ""),
+    "keys and values in bfloat16": ({"round_kv": lambda x: x.bfloat16()}, "keys and values rounded to bfloat16"),
+    "a begin token": ({"begin": 0}, "an end-of-text token before the text"),
+    "positions from 1": ({"positions": 1}, "positions from 1"),
+    "two of them": ({"positions": 1, "eps": 1e-6}, "positions from 1"),
+    "no token to begin": ({"drop": 1}, "a text without its first token"),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=THOROUGH[name in PLAIN]) for name in FAULTS])
-def test_a_fault_of_the_program_is_not_called_rounding(name: str, original: Original, file: Path) -> None:
-    program = Quantized(folder_of(file))
-    program.s |= FAULTS[name]
-    report = original.judge(Computed(file, program), diagnose=False)
+def test_a_fault_of_the_program_is_named_and_not_called_rounding(name: str, original: Original, file: Path) -> None:
+    settings, named = FAULTS[name]
+    program = Quantized(folder_of(file), **settings)
+    report = original.judge(Computed(file, program), diagnose=True)
     assert report.account is not None
     assert not report.account.explains, report.account
     assert "is not right for this file" in str(report)
+    assert named in " and ".join(row.mistake for row in report.diagnosis or [])
 
 
 def test_a_file_is_judged_by_itself(file: Path) -> None:

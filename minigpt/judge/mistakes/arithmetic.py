@@ -7,7 +7,7 @@ B batch, H heads, T tokens, S tokens in all, D width of a head.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +83,7 @@ class RoundedInputs(TorchFunctionMode):
     """Rounds what a linear layer multiplies its weight with.
 
     Args:
-        roundings: by the ``id`` of the weight.
+        roundings: by the ``data_ptr`` of the weight, which views of it have too.
     """
 
     def __init__(self, roundings: Mapping[int, InputRounding]) -> None:
@@ -94,10 +94,10 @@ class RoundedInputs(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         place = {F.linear: 0, torch.addmm: 1}.get(func)  # of the input, behind which the weight is
-        if place is None or id(args[place + 1]) not in self.roundings:
+        rounding = None if place is None else self.roundings.get(args[place + 1].data_ptr())
+        if place is None or rounding is None:
             return func(*args, **(kwargs or {}))
         x, weight = args[place], args[place + 1]
-        rounding = self.roundings[id(weight)]
         y = func(*args[:place], rounding.rounds(x), *args[place + 1 :], **(kwargs or {}))
         if rounding.adds is not None:
             y = y + rounding.adds(x, weight.T if func is torch.addmm else weight)
@@ -151,7 +151,7 @@ def inputs_rounded(roundings: Mapping[str, InputRounding]) -> Put:
         for name, parameter in model.named_parameters():
             rounding = roundings.get(name.removeprefix("transformer."))
             if rounding is not None:
-                by_weight[id(parameter)] = rounding
+                by_weight[parameter.data_ptr()] = rounding
         swaps.enter_context(RoundedInputs(by_weight))
 
     return put
@@ -174,5 +174,8 @@ def gelu_by_table(model: nn.Module, swaps: Swaps) -> None:
         return torch.where(x >= MOST_TABLE, x, torch.where(x <= -MOST_TABLE, 0.0, y))
 
     for module in model.modules():
+        act = vars(module).get("act")  # a function, in a model of ours
         if "gelu" in type(module).__name__.lower():
             swaps.set(module, "forward", partial(looked_up, module.forward))
+        elif act is not None and "gelu" in cast(Any, model.config).activation_function:
+            swaps.set(module, "act", partial(looked_up, act))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -41,6 +42,11 @@ class Attention(nn.Module):
         """Return what each token gathers from the tokens it sees, of a whole text."""
         steps = self.steps
         q, k, v = steps["split"](self.c_attn(x), self.n_head)
+        if all(
+            steps[name] is STEPS[name] for name in BEHIND_SPLIT
+        ):  # in one call, in which a program's rounding is put
+            y = F.scaled_dot_product_attention(q, steps["hold"](k), steps["hold"](v), is_causal=True, scale=self.scale)
+            return self.c_proj(steps["merge"](y))
         scores = steps["score"](q, steps["hold"](k), self.scale)
         weights = steps["finish"](steps["weigh"](steps["hide"](scores)))
         return self.c_proj(steps["merge"](weights.to(v.dtype) @ steps["hold"](v)))
@@ -84,6 +90,8 @@ STEPS: dict[str, Callable[..., Any]] = {
     "finish": as_given,
     "merge": merge,
 }
+
+BEHIND_SPLIT = ("score", "hide", "weigh", "finish")
 
 # The steps as people get them wrong
 

@@ -61,7 +61,8 @@ def documented(engine: Engine, types: Mapping[str, str]) -> list[Mistake]:
     if not roundings:
         return others
     words = " and ".join(sorted({rounding.words for rounding in roundings.values()}))
-    return [Mistake(f"inputs of products rounded to {words}", inputs_rounded(roundings)), *others]
+    is_causal = BY_TENSOR not in roundings.values()  # whose scale is that of all tokens
+    return [Mistake(f"inputs of products rounded to {words}", inputs_rounded(roundings), is_causal=is_causal), *others]
 
 
 def of_llama_cpp(engine: LlamaCppModel) -> Iterator[Mistake]:

@@ -77,7 +77,7 @@ def round_head(model: Any, swaps: Swaps, rounds: Rounds) -> None:
     """Round the head's matrix (V, C), and not the embedding that it may be tied to."""
     owner = model.wte if model.config.tie_word_embeddings else model.lm_head
     weight = rounds(owner.weight)
-    swaps.set(model, "head", partial(nn.functional.linear, weight=weight))
+    swaps.set(model, "head", lambda x: nn.functional.linear(x, weight))
 
 
 def round_embedding(model: Any, swaps: Swaps, rounds: Rounds) -> None:

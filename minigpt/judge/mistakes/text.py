@@ -176,6 +176,11 @@ def tie(model: Any, swaps: Swaps) -> None:
 # Ids
 
 
+def unknown_first(logits: Tensor) -> Tensor:
+    """Put a row before others that is not known."""
+    return F.pad(logits, (0, 0, 1, 0), value=torch.nan)
+
+
 def without_first(logits: Tensor) -> Tensor:
     return logits[1:]
 
@@ -197,6 +202,9 @@ def wrong_ids(shape: Any) -> Iterator[Mistake]:
         begins["a BOS token"] = shape.bos_token_id
     if 0 not in begins.values():
         begins["id 0"] = 0
+    yield Mistake(
+        "a text without its first token", ids=lambda ids: ids[:, 1:] if ids.shape[1] > 1 else ids, logits=unknown_first
+    )
     for name, token in begins.items():
         put_before = partial(F.pad, pad=(1, 0), value=token)
         yield Mistake(f"{name} before the text", ids=put_before, logits=without_first)
