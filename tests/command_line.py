@@ -1,4 +1,4 @@
-"""A command within this process: the fixture ``run`` of conftest.py runs one, and this is how it ended."""
+"""A command within this process: the fixture ``run`` of shared_fixtures.py runs one, and this is how it ended."""
 
 import re
 from collections.abc import Callable
