@@ -47,6 +47,7 @@ class CheckpointFacts:
         notes: what a reader should know of how it is read.
         places, blocks: the paths of its norms and blocks, and of its blocks, in the order of the data.
         embedding: the path of its token embedding.
+        layer_types: the type of each block's attention, as transformers calls it; empty if all are alike.
         kept: the dtypes, by name, of Parameters and buffers that transformers keeps in another dtype than ``dtype``.
         versions: of what has read it.
     """
@@ -68,6 +69,7 @@ class CheckpointFacts:
     places: list[str] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
     embedding: str = ""
+    layer_types: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
 
@@ -81,7 +83,7 @@ class CheckpointFacts:
             device=self.device,
             dtype=self.dtype,
         )
-        return recipe.open()[0]
+        return recipe.load().model
 
 
 def read_facts(place: Path, dtype: str | torch.dtype | None = None) -> tuple[CheckpointFacts, dict[str, Tensor]]:
@@ -163,8 +165,3 @@ def require_room(name: str, size: int, free: int, why_whole: str) -> None:
             f"{name} takes {human_size(size)}, {human_size(free)} are free, and it cannot be read block by block: "
             f"{why_whole}"
         )
-
-
-def architecture_of(place: Path) -> str | None:
-    """Return the ``model_type`` of an architecture other than GPT-2, else None."""
-    return Files.at(place).architecture

@@ -23,14 +23,11 @@ MUCH_LARGER = 4.0  # of an error, from the first quarter of these rows to the la
 RANKED = 0.8  # correlation of the ranks of error and position
 
 
-def clues_of(
-    truth: OriginalData, texts: Sequence[Evidence], figures: ParityFigures, layer_types: Sequence[str]
-) -> list[str]:
+def clues_of(truth: OriginalData, texts: Sequence[Evidence], figures: ParityFigures) -> list[str]:
     """Return a sentence for each clue that is clear.
 
     Args:
         texts: the prompts, and perhaps a longer text.
-        layer_types: the type of each block's attention; empty if all are alike.
     """
     floor = truth.floor
     least = 1 / noise_ratio(1.0, 0.0, floor.prompts.scale)  # the rounding of float64
@@ -38,7 +35,7 @@ def clues_of(
         *by_position(texts, floor.position or least),
         *by_size(texts, floor.prompts.rms or least),
         *by_place(truth, figures),
-        *by_type(figures, layer_types),
+        *by_type(figures, truth.facts.layer_types),
     ]
 
 

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.checkpoint.transformers_model import load_with_transformers
+from minigpt.checkpoint import Files
 from minigpt.errors import MiniGPTError
-from minigpt.judge.checkpoint_facts import architecture_of
 from minigpt.judge.clues import clues_of
 from minigpt.judge.evidence import Evidence, Network, Sums, predict
 from minigpt.judge.file_weights import FileWeights
@@ -114,13 +113,9 @@ def find_clues(truth: OriginalData, runner: Runner, figures: ParityFigures, *, o
     Args:
         of_windows: whether to look at the first window of the long text too, where the prompts are right.
     """
-    layer_types = []
-    if architecture_of(truth.facts.place) is not None:
-        model: Any = load_with_transformers(truth.facts.place, is_empty=True)
-        layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
     windows = whole_windows(truth)[:1] if of_windows else []
     texts = [evidence_of(truth, runner, text) for text in [*truth.texts.prompts, *windows]]
-    return clues_of(truth, texts, figures, layer_types)
+    return clues_of(truth, texts, figures)
 
 
 def unseen_mistakes(truth: OriginalData, runner: Runner, say: Steps) -> list[str]:
@@ -156,7 +151,7 @@ def open_network(
     facts = truth.facts
     if not facts.place.exists():
         raise DiagnosisError(f"The diagnosis needs the original at {facts.place}, which is no longer there")
-    is_ours = architecture_of(facts.place) is None and not facts.offload
+    is_ours = Files.at(facts.place).architecture is None and not facts.offload
     if is_ours:
         network = our_network(truth, torch.float64, arithmetic)
         if facts.dtype != torch.float64 and not arithmetic:

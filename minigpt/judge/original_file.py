@@ -30,7 +30,7 @@ from minigpt.report.fields import OWN_NORM
 from minigpt.report.from_json import from_json, plain_type
 from minigpt.scoring import windows_of
 
-VERSION = 7  # of the file
+VERSION = 8  # of the file
 GRADIENT = "kept.gradient."  # begins the keys of gradients
 
 

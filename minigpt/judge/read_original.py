@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigpt.checkpoint import local_place
+from minigpt.checkpoint import Files, local_place
 from minigpt.checkpoint.contents import unchanged
 from minigpt.checkpoint.offloading import free_memory, may_take
 from minigpt.checkpoint.transformers_model import note_on_left_out
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError, listing
-from minigpt.judge.checkpoint_facts import CheckpointFacts, architecture_of, read_facts, within_memory
+from minigpt.judge.checkpoint_facts import CheckpointFacts, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.measures import Distance, Floor, measure
 from minigpt.judge.original_data import OriginalData
@@ -98,7 +98,7 @@ def read_original(
     for other in (recipe, *beside):
         other.check_fit()
     place = recipe.place()
-    recipe.check_architecture(architecture_of(place))
+    recipe.check_architecture(Files.at(place).architecture)
     facts, tensors = read_facts(place, recipe.dtype)
     for other in (recipe, *beside):
         _check_named(other, facts.sites)
@@ -179,7 +179,7 @@ def _read_rounded(
     """Let transformers at the dtype write and read."""
     reference = Reference(facts, tensors=tensors)
     require_own_code(reference.model)
-    host = reference.host
+    host, config = reference.host, reference.model.config
     kept = reference.kept(facts.dtype)
     ids = [prompt.ids for prompt in texts.prompts]
     written = reference.write(ids, most, facts.shape.eos_token_ids)
@@ -199,17 +199,18 @@ def _read_rounded(
         require_finite(facts.dtype, "the gradients", gradients)
     notes = [*facts.notes, *note_on_left_out(reference.model)]
     if not reference.is_gpt2:
-        notes += notes_on_length(reference.model.config, texts, facts.shape)
+        notes += notes_on_length(config, texts, facts.shape)
     if unread := [site for site in host.sites if site not in places]:
         notes.append(f"No prompt reaches {listing(unread)}: no norm is judged there. A longer prompt may reach it.")
     facts = dataclasses.replace(
         facts,
-        attention=reference.model.config._attn_implementation,
+        attention=config._attn_implementation,
         notes=notes,
         places=places,
         sites=[place for place in places if place in host.sites],
         blocks=[place for place in places if place in host.blocks],
         embedding=host.embedding,
+        layer_types=list(getattr(config.get_text_config(), "layer_types", None) or ()),
         kept=kept,
         versions=versions(facts.device) | {"float32_products": "full float32 (TF32 off)"},
     )
@@ -247,12 +248,14 @@ def _add_places(places: list[str], read: Iterable[str]) -> None:
 
 
 def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scored]:
-    """Return tokens and loss of each window of the whole text file.
+    """Return tokens and loss of each window of the whole text file, if there is one.
 
     Raises:
         MiniGPTError: if a window's logits hold NaN.
     """
-    losses = runner.window_losses(ids) or []
+    losses = []
+    if ids:
+        losses = runner.window_losses(ids) or []
     for number, row in enumerate(losses):
         require_finite(facts.dtype, f"window {number}", {"the logits": torch.tensor(row.loss)})
     return losses

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.contents import CONFIG
 from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing, raised
@@ -58,7 +57,7 @@ def gpt2_of(
     files = Files.at(place)
     if tensors is None:
         tensors = files.tensors()[0]
-    config = GPT2Config.from_json_file(files.folder / CONFIG)
+    config = GPT2Config(**files.config or {})
     if compute == torch.float64:
         config.reorder_and_upcast_attn = False  # it would compute the scores in float32
     config.return_dict = True
