@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -390,7 +389,9 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
     for kind, adds_one, eps in itertools.product(KINDS, may_add_one, sorted(eps_of(norm)) or EPS_VALUES):
         scale = weight + adds_one if "weight" in used else None
         expected = exact_norm(rows, kind, scale, used.get("bias"), eps)
-        if not _is_close(output, expected):
+        largest = expected.abs().amax(-1, keepdim=True)
+        is_close = (output - expected).abs() <= 1e-4 * largest  # of each row; NaN is not
+        if not is_close.all():
             continue
         if scale is None:
             return NormSite(kind, eps, adds_one, width)
@@ -400,13 +401,6 @@ def probe_norm(norm: nn.Module, width: int) -> NormSite:
         rounds = _rounds(norm, without_bias, rows, kind, scale, eps)
         return NormSite(kind, eps, adds_one, width, rounds)
     return NormSite("other", width=width)
-
-
-def _is_close(output: Float[Tensor, "rows embd"], expected: Float[Tensor, "rows embd"]) -> bool:
-    """Return whether each row differs by at most 1e-4 of its largest number; NaN differs."""
-    error = (output - expected).abs()
-    largest = expected.abs().amax(-1, keepdim=True)
-    return bool((error <= 1e-4 * largest).all())
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ python scripts/house.py --write [WHY]   # write the figures of now; WHY stands b
 
 Nodes: of the syntax tree of minigpt/, without docstrings, imports and Load and Store. Functions: with methods.
 A walk: the functions of minigpt/ that run in one command, their files, and how often the way to a function that has
-not run yet changes file. Comprehensions, lambdas and the code of modules and classes do not count. A walk is measured
-on the CPU, with the kernel.
+not run yet changes file. The body of a class counts as a function, where the class is first imported. Comprehensions,
+lambdas and the code of modules do not count. A walk is measured on the CPU, with the kernel.
 """
 
 import ast

@@ -105,7 +105,7 @@ def check_norm(
         torch.inference_mode(False),
         full_products(),
         kept_memory(),
-        UnlimitedPrograms() as programs,
+        contextlib.ExitStack() as programs,
         warnings.catch_warnings(),
         watched() as changes,
     ):
@@ -116,7 +116,7 @@ def check_norm(
         for group, members in groups.items():
             begin(f"checking {group}")
             for case in members:
-                programs.allow()
+                allow_programs(programs)
                 if group == "compile" and not every_case:
                     untried = [dtype for dtype in DTYPES if dtype in failed_at]
                 result = case.run(subject, untried)
@@ -157,22 +157,17 @@ def check_norm(
     )
 
 
-class UnlimitedPrograms(contextlib.ExitStack):
-    """Lets a norm that compiles itself do so for every width and dtype, in the block.
+def allow_programs(block: contextlib.ExitStack) -> None:
+    """Let a norm that compiles itself do so for every width and dtype, up to the end of a block.
 
     PyTorch's compiler takes a second to import. It is not imported for a norm that does not use it.
     """
+    if DYNAMO not in sys.modules:
+        return
+    import torch._dynamo as dynamo
 
-    is_allowed = False
-
-    def allow(self) -> None:
-        """Lift the compiler's limits if it is imported by now."""
-        if self.is_allowed or DYNAMO not in sys.modules:
-            return
-        import torch._dynamo as dynamo
-
-        self.is_allowed = True
-        self.enter_context(dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED))
+    if dynamo.config.recompile_limit != UNLIMITED:
+        block.enter_context(dynamo.config.patch(recompile_limit=UNLIMITED, accumulated_recompile_limit=UNLIMITED))
 
 
 def case_names() -> list[str]:

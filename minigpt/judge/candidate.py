@@ -277,13 +277,10 @@ def first_difference(
 
 def changes_of(norms: Sequence[nn.Module]) -> tuple[str, ...]:
     """Return what the code of norms changed in the process when it was imported."""
-    classes: dict[type, nn.Module] = {}
+    changes: dict[str, None] = {}
     for norm in norms:
         for part in norm.modules():
-            classes[type(part)] = part
-    changes: dict[str, None] = {}
-    for part in classes.values():
-        changes |= dict.fromkeys(changed_on_import(part))
+            changes |= dict.fromkeys(changed_on_import(part))
     return tuple(changes)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from minigpt.judge.candidate import Claim
+from minigpt.judge.gradients import gradient_rows
 from minigpt.judge.measures import (
     Distance,
     LogitsMeter,
@@ -18,6 +20,7 @@ from minigpt.judge.measures import (
 )
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
+from minigpt.judge.texts import BUILT_IN
 from minigpt.judge.verdict import is_far_off
 from minigpt.precision import dtype_name
 from minigpt.report import fields
@@ -26,6 +29,73 @@ from minigpt.scoring import Scored, perplexity_of
 
 SLACK = 1.1  # an error that is so many times what storing does is explained by it
 LAST_TOKENS = 12  # of a text, which the report shows
+
+
+def all_figures(
+    measures: Measures,
+    original: OriginalData,
+    claim: Claim,
+    sites: list[str],
+    losses: Sequence[Scored] | None,
+    missing: list[fields.Unjudged],
+    writer: Runner | None,
+) -> fields.ParityFigures:
+    """Return the figures of a candidate's measures.
+
+    Args:
+        sites: those that hold the norm in question now.
+        losses: on the whole text file, if there is one.
+        missing: the parts that the candidate does not give.
+        writer: continues the prompt where the candidate parts from transformers; None if nobody reads its text.
+    """
+    facts, floor, texts, prompts = original.facts, original.floor, original.texts, measures.prompts
+    shown = list(claim.sites)
+    if len(sites) < len(claim.swapped):  # a search has left some out
+        shown = [site for site in facts.sites if site in sites]
+    rows = None
+    if measures.gradients is not None:
+        rows = gradient_rows(measures.gradients, floor.gradients)
+    places = Places(measures, original)
+    notes = [*facts.notes, *claim.notes]
+    if texts.why_random is not None:
+        notes.append(f"The texts are random ids, since {texts.why_random}.")
+    return fields.ParityFigures(
+        model=claim.name,
+        against=None if claim.name == facts.source else facts.source,
+        norm=claim.norm,
+        against_norm=facts.norm,
+        sites=shown,
+        device=str(facts.device),
+        dtype=dtype_name(facts.dtype),
+        attention=claim.attention or facts.attention,
+        quantize=claim.quantize,
+        center=claim.center,
+        difference=claim.difference,
+        exact=claim.is_exact,
+        versions=facts.versions,
+        prompts=texts.described,
+        built_in=texts.described == BUILT_IN,
+        bitwise=bitwise(original),
+        logits=against_noise_floor(prompts.distance, prompts.without_shift, floor.prompts),
+        distribution=distribution(measures, original),
+        greedy=greedy(measures.chosen, original, writer),
+        decoding=decoding_error(measures, original),
+        text=text_error(measures, original),
+        perplexity=perplexity_change(losses, original),
+        prompt_off=first_prompt_off(prompts, original),
+        stored=stored_logits(measures, original),
+        norm_sites=places.sites(sites),
+        blocks=places.blocks(),
+        new_errors=places.grown() if claim.adds_errors else [],
+        every_place=places.is_complete,
+        tokens=along_the_longest(measures, original),
+        coverage=coverage(original),
+        nan=measures.nan,
+        gradients=rows,
+        fit=claim.fits,
+        missing=missing,
+        notes=[*notes, *places.notes()],
+    )
 
 
 # Logits

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from minigpt.errors import ConfigError, NormError
-from minigpt.judge import figures as figures_of
 from minigpt.judge.candidate import Candidate
-from minigpt.judge.figures import Places
-from minigpt.judge.gradients import gradient_rows, relative_errors
-from minigpt.judge.measures import Measures, against_noise_floor, measure
+from minigpt.judge.figures import all_figures
+from minigpt.judge.gradients import relative_errors
+from minigpt.judge.measures import Measures, measure
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
-from minigpt.judge.texts import BUILT_IN
 from minigpt.judge.verdict import decide
 from minigpt.norms.registry import require_on
-from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.report import fields
 from minigpt.report.fields import ParityFigures
@@ -180,63 +177,11 @@ class Judgement:
         return measures
 
     def _figures(self, measures: Measures, sites: list[str], writer: Runner | None = None) -> ParityFigures:
-        """Return the figures of measures.
-
-        Args:
-            sites: those that hold the norm in question now.
-            writer: continues the prompt where the candidate parts from transformers; None if nobody reads its text.
-        """
-        original, claim, facts = self.original, self.claim, self.original.facts
-        losses = None
+        """Return the figures of measures, as ``all_figures`` takes them, with the losses on a whole text file."""
+        original, losses = self.original, None
         if original.texts.file is not None:
             losses = self.runner.window_losses(original.texts.file_ids)
-        shown = list(claim.sites)
-        if len(sites) < len(claim.swapped):  # a search has left some out
-            shown = [site for site in facts.sites if site in sites]
-        rows = None
-        if measures.gradients is not None:
-            rows = gradient_rows(measures.gradients, original.floor.gradients)
-        places, prompts = Places(measures, original), measures.prompts
-        notes = [*facts.notes, *claim.notes]
-        if original.texts.why_random is not None:
-            notes.append(f"The texts are random ids, since {original.texts.why_random}.")
-        return ParityFigures(
-            model=claim.name,
-            against=None if claim.name == facts.source else facts.source,
-            norm=claim.norm,
-            against_norm=facts.norm,
-            sites=shown,
-            device=str(facts.device),
-            dtype=dtype_name(facts.dtype),
-            attention=claim.attention or facts.attention,
-            quantize=claim.quantize,
-            center=claim.center,
-            difference=claim.difference,
-            exact=claim.is_exact,
-            versions=original.facts.versions,
-            prompts=original.texts.described,
-            built_in=original.texts.described == BUILT_IN,
-            bitwise=figures_of.bitwise(original),
-            logits=against_noise_floor(prompts.distance, prompts.without_shift, original.floor.prompts),
-            distribution=figures_of.distribution(measures, original),
-            greedy=figures_of.greedy(measures.chosen, original, writer),
-            decoding=figures_of.decoding_error(measures, original),
-            text=figures_of.text_error(measures, original),
-            perplexity=figures_of.perplexity_change(losses, original),
-            prompt_off=figures_of.first_prompt_off(prompts, original),
-            stored=figures_of.stored_logits(measures, original),
-            norm_sites=places.sites(sites),
-            blocks=places.blocks(),
-            new_errors=places.grown() if claim.adds_errors else [],
-            every_place=places.is_complete,
-            tokens=figures_of.along_the_longest(measures, original),
-            coverage=figures_of.coverage(original),
-            nan=measures.nan,
-            gradients=rows,
-            fit=claim.fits,
-            missing=self._missing(measures),
-            notes=[*notes, *places.notes()],
-        )
+        return all_figures(measures, original, self.claim, sites, losses, self._missing(measures), writer)
 
     def _missing(self, measures: Measures) -> list[fields.Unjudged]:
         """Return the parts that the candidate does not give."""

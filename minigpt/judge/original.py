@@ -320,16 +320,16 @@ def parity(
     for name in {*opening} - (set() if is_recipe else OF_MODULES):
         why = "is part of the Recipe; set it there" if is_recipe else "is for a candidate that is a source"
         raise ConfigError(why, argument=name)
-    if is_recipe:
-        original = Original(candidate, against=against, **texts)
-    elif against is None:
+    source: Any = candidate
+    options: dict[str, Any] = {"against": against}
+    if not is_recipe:
+        source, options = against, _options_of(candidate) | opening
+    if source is None:
         raise ConfigError(
             "must be given: the model that this module or function must equal, as a name or a folder",
             argument="against",
         )
-    else:
-        original = Original(against, **_options_of(candidate) | opening, **texts)
-    return original.judge(
+    return Original(source, **options, **texts).judge(
         candidate, gradients=gradients, sensitivity=sensitivity, remove=remove, remove_file=remove_file, bisect=bisect,
         budget=budget, diagnose=diagnose, as_file=as_file, progress=_part_of(progress, 0.6, 0.4),
     )  # fmt: skip

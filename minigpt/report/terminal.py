@@ -31,20 +31,17 @@ def outcome(word: str, about: str = "") -> Text:
 def printed(sections: Sequence[Part]) -> Iterator[RenderableType]:
     """Yield the title and the table of each part that a terminal shows."""
     for part in sections:
-        if part.brief != 0:
-            title = Text(part.title, style="bold")
-            yield Text("\n") + title + Text(f". {part.about}")
-            yield _table(part)
-
-
-def _table(part: Part) -> Table:
-    has_heads = len(part.heads) > 2
-    table = Table(*part.heads, show_header=has_heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in part.rows[: part.brief]:
-        cells = ["" if cell is None else str(cell) for cell in row]
-        table.add_row(*map(Text, cells))  # which is no markup
-    is_cut = part.brief is not None and part.brief < len(part.rows)
-    if is_cut and has_heads:
-        table.caption = f"{part.brief} of {len(part.rows)}; --html shows all"
-        table.caption_justify = "left"
-    return table
+        if part.brief == 0:
+            continue
+        title = Text(part.title, style="bold")
+        yield Text("\n") + title + Text(f". {part.about}")
+        has_heads = len(part.heads) > 2
+        table = Table(*part.heads, show_header=has_heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for row in part.rows[: part.brief]:
+            cells = ["" if cell is None else str(cell) for cell in row]
+            table.add_row(*map(Text, cells))  # which is no markup
+        is_cut = part.brief is not None and part.brief < len(part.rows)
+        if is_cut and has_heads:
+            table.caption = f"{part.brief} of {len(part.rows)}; --html shows all"
+            table.caption_justify = "left"
+        yield table
