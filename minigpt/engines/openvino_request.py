@@ -16,7 +16,8 @@ from minigpt.errors import CheckpointError, raised
 
 SUFFIXES = (".xml", ".onnx")  # other formats that OpenVINO reads are of other programs, and may hold code
 GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"  # numbers that share a scale where inputs are rounded to 8 bits; 0: none
-REPORTED = ("INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", GROUP_SIZE, "INFERENCE_NUM_THREADS")
+PRECISION = "INFERENCE_PRECISION_HINT"
+REPORTED = (PRECISION, "EXECUTION_MODE_HINT", GROUP_SIZE, "INFERENCE_NUM_THREADS")
 OF_STATES = "KV_CACHE_PRECISION"
 
 
@@ -40,7 +41,11 @@ def openvino(file: str | Path, *, device: str = "CPU", **options: Any) -> "OpenV
 
 
 class OpenVinoRequest(Engine):
-    """A file that OpenVINO has compiled; ``openvino`` describes the arguments."""
+    """A file that OpenVINO has compiled; ``openvino`` describes the arguments.
+
+    Attributes:
+        is_fused: whether attention is one operator of the file.
+    """
 
     def __init__(self, file: str | Path, device: str, options: Mapping[str, Any]) -> None:
         program = load_package("openvino", "openvino")
@@ -50,6 +55,8 @@ class OpenVinoRequest(Engine):
         core = program.Core()
         with self.opening():
             model = core.read_model(str(self.file))
+        operators = {node.get_type_name() for node in model.get_ordered_ops()}
+        self.is_fused = "ScaledDotProductAttention" in operators
         outputs = _ports(model.outputs)
         self.graph = Graph(str(self.file), _ports(model.inputs), outputs)
         self.context = self.graph.fixed

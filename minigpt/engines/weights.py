@@ -24,6 +24,9 @@ OPERANDS = {  # of a weight, its scale and its zero among the inputs of ONNX's q
 }
 IN_BLOCKS = {"GatherBlockQuantized": 0, "MatMulNBits": 1}  # the place of a weight with a scale for each block of a row
 OF_INTEGERS = ", times inputs in 8 bits"  # of a weight in ONNX that is multiplied as integers
+IN_GROUPS = f"{OF_INTEGERS} in groups of "
+ONE_SCALE = "one scale"
+INT8_INPUTS = 4  # accuracy_level of MatMulNBits
 STEPS_BEHIND = 4  # nodes behind a product of integers, among which is its scale
 CT2_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 CT2_VERSIONS = range(4, 7)
@@ -178,7 +181,10 @@ class OnnxGraph:
         blocks *= scale
         dense = blocks.reshape(rows, -1)
         columns = how.get("K", dense.shape[1])
-        return dense[:, :columns], f"int{bits}, a scale for {size}"
+        kind = f"int{bits}, a scale for {size}"
+        if how.get("accuracy_level") == INT8_INPUTS:
+            kind = f"{kind}{IN_GROUPS}{size}"
+        return dense[:, :columns], kind
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -202,7 +208,7 @@ def _with_scale(weight: np.ndarray, scale: np.ndarray | None, zero: np.ndarray |
         values -= zero.astype(np.float32)
     values *= np.broadcast_to(scale.astype(np.float32), values.shape)
     if scale.size == 1:
-        return values, f"{kind}, one scale"
+        return values, f"{kind}, {ONE_SCALE}"
     return values, f"{kind}, a scale for each row"
 
 
@@ -211,6 +217,7 @@ def _of_openvino(file: Path) -> Iterator[Constant]:
     core = program.Core()
     folded: dict[str, Any] = {}  # the constant that a value is made of, by the name of what makes it
     model = core.read_model(str(file))
+    widen(program, model)
     how = {"INFERENCE_PRECISION_HINT": "f32"}
     for node in model.get_ordered_ops():
         operator = node.get_type_name()
@@ -236,6 +243,23 @@ def _of_openvino(file: Path) -> Iterator[Constant]:
             kind = folded[name].get_element_type()
             is_table = operator == "Gather" and place == 0
             yield Constant(name, kind.get_type_name(), values, is_table)
+
+
+def widen(program: Any, model: Any) -> None:
+    """Dequantize in float32, as OpenVINO computes, where a file says float16."""
+    half, single = program.Type.f16, program.Type.f32
+    for node in model.get_ordered_ops():
+        operator = node.get_type_name()
+        if operator not in ("Constant", "Convert") or node.get_element_type() != half:
+            continue
+        if operator == "Convert":
+            node.set_attribute("destination_type", single.get_type_name())
+        else:
+            readers = node.output(0).get_target_inputs()
+            wide = program.opset13.convert(node, single.get_type_name())
+            for reader in readers:
+                reader.replace_source_output(wide.output(0))
+    model.validate_nodes_and_infer_types()
 
 
 def _of_ctranslate2(folder: Path) -> Iterator[Constant]:

@@ -16,6 +16,7 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt import engines
 from minigpt.checkpoint import local_place
+from minigpt.report.account_fields import Account
 
 pytestmark = pytest.mark.thorough
 
@@ -205,3 +206,47 @@ def test_llama_cpp_is_right_for_its_files_of_any_type(kind: str, tmp_path: Path)
     assert account.own.ratio > 500
     assert not account.strange
     assert account.left < account.own.ratio
+
+
+CACHES = {name: {"type_k": name, "type_v": name, "flash_attn": True} for name in ("f32", "bf16", "q8_0", "q5_1")}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_a_cache_of_llama_cpp_rounds_explains_its_error(cache: str, tmp_path: Path) -> None:
+    needs("llama_cpp")
+    demo = shutil.copytree(local_place("demo"), tmp_path / "demo")
+    account = accounted(demo, engines.gguf(others.write_gguf(demo, "f32"), **CACHES[cache]))
+    assert account.explains
+    assert account.left < account.own.ratio / 2
+
+
+@pytest.mark.parametrize("mode", ["nf4", "bf16"])
+def test_what_openvino_rounds_explains_its_error(mode: str, tmp_path: Path) -> None:
+    """NF4 is dequantized in float32, though the file says float16. In bfloat16 every operator rounds its result."""
+    openvino = needs("openvino")
+    needs("onnxscript")
+    from elsewhere.programs.exported import export
+
+    demo = shutil.copytree(local_place("demo"), tmp_path / "demo")
+    file = export(tmp_path)
+    how = {"INFERENCE_PRECISION_HINT": "f32" if mode == "nf4" else mode}
+    if mode == "nf4":
+        nncf = needs("nncf")
+        compressed = nncf.compress_weights(
+            openvino.convert_model(file), mode=nncf.CompressWeightsMode.NF4, group_size=32
+        )
+        file = tmp_path / "gpt2.xml"
+        openvino.save_model(compressed, file, compress_to_fp16=False)
+    candidate = engines.openvino(file, **how)
+    if candidate.settings["INFERENCE_PRECISION_HINT"] != how["INFERENCE_PRECISION_HINT"]:
+        pytest.skip("this processor has no bfloat16")
+    account = accounted(demo, candidate)
+    assert account.explains
+    assert account.left < account.own.ratio / 2
+
+
+def accounted(place: Path, candidate: engines.Engine) -> Account:
+    """Return where the error of a program comes from."""
+    account = minigpt.Original(place, device="cpu", max_new_tokens=4).judge(candidate, diagnose=False).account
+    assert account is not None
+    return account

@@ -23,9 +23,10 @@ from minigpt.engines.ctranslate2_generator import Ctranslate2Generator
 from minigpt.engines.engine import Engine
 from minigpt.engines.llama_cpp_model import LlamaCppModel
 from minigpt.engines.onnx_session import OnnxSession
-from minigpt.engines.openvino_request import GROUP_SIZE, OpenVinoRequest
-from minigpt.engines.weights import OF_INTEGERS
+from minigpt.engines.openvino_request import GROUP_SIZE, PRECISION, OpenVinoRequest
+from minigpt.engines.weights import IN_GROUPS, OF_INTEGERS
 from minigpt.errors import MiniGPTError
+from minigpt.judge.mistakes import programs
 from minigpt.judge.mistakes.programs import documented
 
 TEXTS = ["Once upon a time there was a fox who lived in the wood.", "The rain had stopped, and Tom ran to the river."]
@@ -148,33 +149,56 @@ def test_a_file_is_judged_by_itself(file: Path) -> None:
     assert "is not right for this file" in wrong.reasons[0]
 
 
-def test_each_program_rounds_inputs_by_its_documentation() -> None:
+def words_of(kind: type[Engine], types: dict[str, str], **settings: Any) -> list[str]:
+    """Return what a program documents that it rounds."""
+    engine: Any = object.__new__(kind)
+    engine.settings, engine.is_fused = settings, True
+    return [mistake.words for mistake in documented(engine, types)]
+
+
+def test_each_program_rounds_inputs_by_its_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which tensors' inputs are rounded follows from how the file stores them, and from the program's settings."""
-    engines: dict[type[Engine], tuple[dict[str, str], dict[str, Any], str]] = {
-        LlamaCppModel: (
-            {"a": "Q4_K", "b": "Q5_0", "c": "F16", "d": "F32"},
-            WHOLE,
-            "inputs of products rounded to 8 bits in blocks of 256 and 8 bits in blocks of 32 and float16",
-        ),
-        Ctranslate2Generator: ({"a": "int8, a scale for each row"}, {"compute_type": "int8_float32"}, "8 bits by row"),
-        OnnxSession: (
-            {"a": f"int8, one scale{OF_INTEGERS}", "b": "uint8, one scale"},
-            {},
-            "with a zero point, by tensor",
-        ),
-        OpenVinoRequest: ({"a": "u8", "b": "f32"}, {GROUP_SIZE: "32"}, "8 bits in groups of 32"),
-    }
-    for kind, (types, settings, words) in engines.items():
-        engine = object.__new__(kind)
-        engine.settings = settings
-        first, *_ = documented(engine, types)
-        assert first.words.endswith(words)
-    engine = object.__new__(LlamaCppModel)
-    engine.settings = WHOLE | {"flash_attn": "on"}
-    assert documented(engine, {"a": "Q4_K"}) == []
-    engine = object.__new__(OpenVinoRequest)
-    engine.settings = {GROUP_SIZE: "0"}
-    assert documented(engine, {"a": "u8"}) == []
+    types = {"a": "Q4_K", "b": "Q5_0", "c": "F16", "d": "F32"}
+    first, _ = words_of(LlamaCppModel, types, **WHOLE)
+    assert first == "inputs of products rounded to 8 bits in blocks of 256 and 8 bits in blocks of 32 and float16"
+    monkeypatch.setattr(programs, "HAS_VNNI", True)
+    integers, groups = {"a": f"int8, one scale{OF_INTEGERS}"}, {"a": f"int4, a scale for 64{IN_GROUPS}64"}
+    assert words_of(OnnxSession, integers)[0].endswith("with a zero point, by tensor")
+    assert words_of(OnnxSession, groups)[0].endswith("8 bits in groups of 64")
+    assert words_of(OnnxSession, {"a": "int4, a scale for 64", "b": "uint8, one scale"}) == []
+    assert words_of(OpenVinoRequest, {"a": "u8"}, **{GROUP_SIZE: "32"})[0].endswith("8 bits in groups of 32")
+    assert words_of(OpenVinoRequest, {"a": "u8"}, **{GROUP_SIZE: "0"}) == []
+    assert words_of(OpenVinoRequest, {"a": "f32"}, **{PRECISION: "bf16"}) == [
+        "results of operators rounded to bfloat16"
+    ]
+    assert words_of(OpenVinoRequest, {"a": "u8"}, **{GROUP_SIZE: "32", PRECISION: "bf16"}) == []
+
+
+def test_sums_are_clipped_where_a_processor_has_no_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    int8 = {"a": "int8, a scale for each row"}
+    for has_vnni, by_mkl, level, is_clipped in (
+        (True, "0", "ALL", False), (False, "0", "ALL", True), (False, "1", "ALL", False), (True, "0", "AVX2", True),
+    ):  # fmt: skip
+        monkeypatch.setattr(programs, "HAS_VNNI", has_vnni)
+        monkeypatch.setenv("CT2_USE_MKL", by_mkl)
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
+        (words,) = words_of(Ctranslate2Generator, int8, compute_type="int8_float32")
+        assert ("clipped" in words) == is_clipped
+    monkeypatch.setattr(programs, "HAS_VNNI", False)
+    assert "clipped" in words_of(OnnxSession, {"a": f"int8, one scale{OF_INTEGERS}"})[0]
+    assert "clipped" not in words_of(OnnxSession, {"a": f"uint8, one scale{OF_INTEGERS}"})[0]
+
+
+def test_a_cache_of_llama_cpp_is_rounded_by_its_types() -> None:
+    def cache(**settings: str) -> list[str]:
+        return words_of(LlamaCppModel, {}, **WHOLE | settings)[1:]
+
+    assert cache() == []
+    assert cache(type_k="bf16") == ["keys and values in bf16 and f32"]
+    assert cache(flash_attn="on") == ["keys and values in f16 by flash attention"]
+    assert cache(flash_attn="auto", type_k="q5_1", type_v="q8_0") == [
+        "keys and values in q5_1 and q8_0 by flash attention"
+    ]
 
 
 def test_each_tensor_has_a_cost_of_its_own(original: Original, file: Path) -> None:

@@ -5,7 +5,7 @@ Each is put into a model of transformers. Functions of PyTorch are caught as the
 B batch, H heads, T tokens, S tokens in all, D width of a head.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from minigpt.engines.engine import load_package
 from minigpt.judge.mistakes.mistake import Put, Swaps, as_given
-from minigpt.judge.mistakes.rounding import Rounds, int8, to_float16
+from minigpt.judge.mistakes.rounding import Rounds, int8, to_bfloat16, to_float16
 
 MOST_TABLE = 10.0  # GGML's table of GELU holds the numbers between this and its negative
 
@@ -40,29 +41,95 @@ def rounded_sums(x: Tensor, weight: Tensor) -> Tensor:
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
     sums = (blocks * inverse[..., None]).round().sum(-1)
     off = to_float16(sums * scale) - sums * to_float16(scale)
-    return off.to(x.dtype) @ weight.unflatten(-1, (-1, 32)).amin(-1).T
-
-
-def by_row(x: Tensor) -> Tensor:
-    """Round rows to int8 as CTranslate2 does: a row's scale is its largest number / 127."""
-    return int8(x.float(), dim=-1).to(x.dtype)
+    return off.to(x.dtype) @ weight.unflatten(-1, (-1, 32)).amin(-1).mT
 
 
 def in_groups(x: Tensor, size: int) -> Tensor:
-    """Round rows to int8 as OpenVINO does: so many neighbours share a scale."""
+    """Round rows to int8 as OpenVINO and onnxruntime's MatMulNBits do: so many neighbours share a scale."""
     return int8(x.float().unflatten(-1, (-1, size)), dim=-1).flatten(-2).to(x.dtype)
 
 
-def unsigned(x: Tensor) -> Tensor:
-    """Round as ONNX's DynamicQuantizeLinear does: all rows of all tokens share a scale and a zero point in uint8."""
-    single = x.float()
-    least, most = single.amin().clamp(max=0), single.amax().clamp(min=0)
-    scale = ((most - least) / 255).clamp(min=torch.finfo(torch.float32).tiny)
-    zero = (-least / scale).round().clamp(0, 255)
-    return (((single / scale).round() + zero).clamp(0, 255) - zero).mul(scale).to(x.dtype)
+class InUint8(NamedTuple):
+    """Rows in integers from 0 to 255: each number is ``(steps - zero) * scale``."""
+
+    steps: Tensor
+    zero: Tensor | int
+    scale: Tensor
+
+    @classmethod
+    def by_row(cls, x: Tensor) -> "InUint8":
+        """Round as CTranslate2 does: a row's scale is its largest number / 127. oneDNN adds 128."""
+        scale = scale_of(x)
+        steps = (x.float() / scale).round()
+        return cls(steps + 128, 128, scale)
+
+    @classmethod
+    def by_tensor(cls, x: Tensor) -> "InUint8":
+        """Round as ONNX's DynamicQuantizeLinear does: all rows of all tokens share a scale and a zero point."""
+        single = x.float()
+        least, most = single.amin().clamp(max=0), single.amax().clamp(min=0)
+        scale = ((most - least) / 255).clamp(min=torch.finfo(torch.float32).tiny)
+        zero = (-least / scale).round().clamp(0, 255)
+        steps = (single / scale).round() + zero
+        return cls(steps.clamp(0, 255), zero, scale)
+
+
+def scale_of(x: Tensor) -> Tensor:
+    """Return the scale of each row in int8."""
+    largest = x.float().abs().amax(-1, keepdim=True)
+    return (largest / 127).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def through_uint8(x: Tensor, into: Callable[[Tensor], InUint8]) -> Tensor:
+    steps, zero, scale = into(x)
+    return (steps - zero).mul(scale).to(x.dtype)
+
+
+def clipped_sums(x: Tensor, weight: Tensor, into: Callable[[Tensor], InUint8], one_scale: bool) -> Tensor:
+    """Return what a product of integers gains where VPMADDUBSW adds two neighbours, and clips the sum to 16 bits.
+
+    Args:
+        weight: (out, in), integers from -127 to 127 with a scale for each row.
+        one_scale: whether all rows share it.
+    """
+    steps, _, scale = into(x)
+    scales = scale_of(weight)
+    if one_scale:
+        scales = scales.amax(0, keepdim=True)
+    integers = (weight.float() / scales).round()
+    gained = torch.zeros(())
+    for two, others in zip(steps.split(2, -1), integers.split(2, -1), strict=True):
+        sums = two @ others.T
+        gained = gained + sums.clamp(-(2**15), 2**15 - 1) - sums
+    return (gained * scale * scales.T).to(x.dtype)
+
+
+def as_ggml(x: Tensor, kind: str) -> Tensor:
+    """Round rows to a type of GGML, as the package gguf does."""
+    gguf = load_package("gguf", "gguf")
+    to = gguf.GGMLQuantizationType[kind]
+    stored = gguf.quantize(x.float().numpy(), to)
+    return torch.from_numpy(gguf.dequantize(stored, to)).to(x.dtype)
 
 
 # Where a program rounds
+
+
+class Instead(TorchFunctionMode):
+    """Calls other functions in place of PyTorch's.
+
+    Args:
+        functions: the others, by PyTorch's.
+    """
+
+    def __init__(self, functions: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
 class InputRounding(NamedTuple):
@@ -79,66 +146,6 @@ class InputRounding(NamedTuple):
     adds: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
-class RoundedInputs(TorchFunctionMode):
-    """Rounds what a linear layer multiplies its weight with.
-
-    Args:
-        roundings: by the ``data_ptr`` of the weight, which views of it have too.
-    """
-
-    def __init__(self, roundings: Mapping[int, InputRounding]) -> None:
-        super().__init__()
-        self.roundings = roundings
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        place = {F.linear: 0, torch.addmm: 1}.get(func)  # of the input, behind which the weight is
-        rounding = None if place is None else self.roundings.get(args[place + 1].data_ptr())
-        if place is None or rounding is None:
-            return func(*args, **(kwargs or {}))
-        x, weight = args[place], args[place + 1]
-        y = func(*args[:place], rounding.rounds(x), *args[place + 1 :], **(kwargs or {}))
-        if rounding.adds is not None:
-            y = y + rounding.adds(x, weight.T if func is torch.addmm else weight)
-        return y
-
-
-class RoundedAttention(TorchFunctionMode):
-    """Rounds what attention multiplies: queries and keys, attention weights and values.
-
-    Args:
-        keys: rounds queries and keys; values: rounds values; weights: rounds attention weights.
-    """
-
-    def __init__(self, keys: Rounds, values: Rounds, weights: Rounds) -> None:
-        super().__init__()
-        self.keys, self.values, self.weights = keys, values, weights
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return self.attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Return softmax(scale * q k^T + mask) v, (B, H, T, D), with rounded factors."""
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = self.keys(q) @ self.keys(k).mT * (q.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, T, S)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        return self.weights(scores.softmax(-1)) @ self.values(v)
-
-
 def inputs_rounded(roundings: Mapping[str, InputRounding]) -> Put:
     """Return what rounds the inputs of products.
 
@@ -147,23 +154,161 @@ def inputs_rounded(roundings: Mapping[str, InputRounding]) -> Put:
     """
 
     def put(model: nn.Module, swaps: Swaps) -> None:
-        by_weight: dict[int, InputRounding] = {}
+        by_weight: dict[int, InputRounding] = {}  # by its place in memory, which views of it have too
         for name, parameter in model.named_parameters():
             rounding = roundings.get(name.removeprefix("transformer."))
             if rounding is not None:
                 by_weight[parameter.data_ptr()] = rounding
-        swaps.enter_context(RoundedInputs(by_weight))
+
+        def multiply(func: Callable[..., Tensor], place: int, *args: Any, **options: Any) -> Tensor:
+            x, weight = args[place : place + 2]
+            rounding = by_weight.get(weight.data_ptr())
+            if rounding is None:
+                return func(*args, **options)
+            y = func(*args[:place], rounding.rounds(x), *args[place + 1 :], **options)
+            if rounding.adds is not None:
+                y = y + rounding.adds(x, weight.T if func is torch.addmm else weight)
+            return y
+
+        places = {F.linear: 0, torch.addmm: 1}  # of the input, behind which the weight is
+        swaps.enter_context(Instead({func: partial(multiply, func, place) for func, place in places.items()}))
 
     return put
 
 
-def attention_rounded(keys: Rounds = as_given, values: Rounds = as_given, weights: Rounds = as_given) -> Put:
-    """Return what rounds the factors of attention, as a cache in a narrower format does."""
+Weigh = Callable[[Tensor, Tensor], Tensor]  # of scores with a mask (B, H, T, S) and values (B, H, S, D)
+
+
+def weigh(scores: Tensor, v: Tensor, scored: Rounds = as_given, weighted: Rounds = as_given) -> Tensor:
+    """Return softmax(scores) v, with rounded scores and attention weights."""
+    return weighted(scored(scores).softmax(-1)) @ v
+
+
+def sum_in_float16(scores: Tensor, v: Tensor, tile: int) -> Tensor:
+    """Return softmax(scores) v as GGML's flash attention adds it up: token by token, texts of a tile in float32."""
+    if scores.shape[-2] >= tile:
+        return weigh(scores, v)
+    largest = torch.full_like(scores[..., :1], -torch.inf)
+    total, y = torch.zeros_like(largest), torch.zeros(())
+    for score, value in zip(scores.split(1, -1), v.split(1, -2), strict=True):
+        before = largest
+        largest = before.maximum(score)
+        kept = (before - largest).exp()
+        weight = (score - largest).exp()
+        y = to_float16(y * kept)
+        y = to_float16(y + weight * value)
+        total = total * kept + weight
+    return y / total
+
+
+def turned(x: Tensor, width: int) -> Tensor:
+    """Multiply so many neighbours by a Hadamard matrix of rows of length 1, which is its own inverse."""
+    turn = x.new_ones(1, 1)
+    while len(turn) < width:
+        turn = torch.kron(turn.new_tensor([[1, 1], [1, -1]]), turn)
+    return (x.unflatten(-1, (-1, width)) @ turn).flatten(-2) * width**-0.5
+
+
+def attention_rounded(
+    queries: InputRounding | None = None,
+    keys: Rounds = as_given,
+    values: Rounds = as_given,
+    mix: Weigh = weigh,
+    turn_keys: Rounds = as_given,
+    turn_values: Rounds = as_given,
+) -> Put:
+    """Return what rounds the factors of attention, as a cache in a narrower format does.
+
+    Args:
+        turn_keys: is done to queries and keys first; turn_values: to values, and to what they give, as its own inverse.
+    """
+    of_queries = queries or InputRounding("", as_given)
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Return softmax(scale * q k^T + mask) v, (B, H, T, D), with rounded factors."""
+        groups = q.shape[1] // k.shape[1]
+        q, k = turn_keys(q), keys(turn_keys(k.repeat_interleave(groups, 1)))
+        v = values(turn_values(v.repeat_interleave(groups, 1)))
+        scores = of_queries.rounds(q) @ k.mT  # (B, H, T, S)
+        if of_queries.adds is not None:
+            scores = scores + of_queries.adds(q, k)
+        scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return turn_values(mix(scores, v))
 
     def put(model: nn.Module, swaps: Swaps) -> None:
-        swaps.enter_context(RoundedAttention(keys, values, weights))
+        swaps.enter_context(Instead({F.scaled_dot_product_attention: attend}))
 
     return put
+
+
+def scaled_in_bfloat16(x: Tensor, power: float) -> Tensor:
+    """Round rows of a head, and again what a power of their width makes of them."""
+    scale = x.shape[-1] ** power
+    return to_bfloat16(to_bfloat16(x) * scale) / scale
+
+
+def in_bfloat16(is_fused: bool) -> Put:
+    """Return what rounds all that a GPT-2's operators give to bfloat16, as OpenVINO's graph does.
+
+    A GELU belongs to the product before it. A norm rounds before its scale and shift too.
+
+    Args:
+        is_fused: whether attention is one operator, whose scores stay in float32.
+    """
+    if is_fused:
+        mix = partial(weigh, weighted=to_bfloat16)
+        queries, keys = to_bfloat16, partial(scaled_in_bfloat16, power=-0.5)
+    else:
+        mix = partial(weigh, scored=to_bfloat16, weighted=to_bfloat16)
+        queries = keys = partial(scaled_in_bfloat16, power=-0.25)
+
+    def call(func: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+        factors = list[Any]()
+        for x in args:
+            if isinstance(x, Tensor) and x.is_floating_point():
+                x = to_bfloat16(x)
+            factors.append(x)
+        return func(*factors, **options)
+
+    def norm(
+        x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        y = F.layer_norm(to_bfloat16(x), shape, None, None, eps)
+        y = to_bfloat16(y)
+        if weight is not None:
+            y = y * weight
+        return y if bias is None else y + bias
+
+    def whole(gelu: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return gelu(x)
+
+    def put(model: nn.Module, swaps: Swaps) -> None:
+        for module, name in gelus(model):
+            swaps.set(module, name, partial(whole, getattr(module, name)))
+        functions = {func: partial(call, func) for func in (F.linear, torch.addmm, Tensor.add)}
+        swaps.enter_context(Instead({F.layer_norm: norm, **functions}))
+        attention_rounded(InputRounding("", queries), keys, to_bfloat16, mix)(model, swaps)
+
+    return put
+
+
+def gelus(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the modules that have a GELU, and the attribute that it is."""
+    for module in model.modules():
+        if "gelu" in type(module).__name__.lower():
+            yield module, "forward"
+        elif "act" in vars(module) and "gelu" in cast(Any, model.config).activation_function:
+            yield module, "act"  # a function, in a model of ours
 
 
 def gelu_by_table(model: nn.Module, swaps: Swaps) -> None:
@@ -173,9 +318,5 @@ def gelu_by_table(model: nn.Module, swaps: Swaps) -> None:
         y = to_float16(gelu(to_float16(x)))
         return torch.where(x >= MOST_TABLE, x, torch.where(x <= -MOST_TABLE, 0.0, y))
 
-    for module in model.modules():
-        act = vars(module).get("act")  # a function, in a model of ours
-        if "gelu" in type(module).__name__.lower():
-            swaps.set(module, "forward", partial(looked_up, module.forward))
-        elif act is not None and "gelu" in cast(Any, model.config).activation_function:
-            swaps.set(module, "act", partial(looked_up, act))
+    for module, name in gelus(model):
+        swaps.set(module, name, partial(looked_up, getattr(module, name)))
