@@ -218,10 +218,3 @@ def _keep_dtypes(model: nn.Module, index: Mapping[str, dict[str, Any]]) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in index and "safetensors_file" in index[name]:
             index[name]["dtype"] = dtype_name(parameter.dtype)
-
-
-def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have a model compute in a dtype, also where its weights are on disk; they are cast as they are read."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)

@@ -19,7 +19,6 @@ from minigpt.choices import human_size
 from minigpt.config import site_names
 from minigpt.errors import CheckpointError
 from minigpt.host import Shape, host_of
-from minigpt.norms.foreign.builder import is_exact
 from minigpt.precision import resolve_dtype
 from minigpt.recipe import Recipe
 from minigpt.report.fields import OWN_NORM
@@ -77,7 +76,7 @@ class CheckpointFacts:
         """Return a GPT-2 of minigpt in reference arithmetic, with the norms that transformers computes."""
         recipe = Recipe(
             self.place,
-            norm="fused" if is_exact(self.norm) else None,  # another is the checkpoint's own
+            norm=None if self.norm == PLAIN_NORM else "fused",  # that one is the checkpoint's own
             attention=attention,
             arithmetic="reference",
             device=self.device,

@@ -48,7 +48,10 @@ def all_figures(
         missing: the parts that the candidate does not give.
         writer: continues the prompt where the candidate parts from transformers; None if nobody reads its text.
     """
-    facts, floor, texts, prompts = original.facts, original.floor, original.texts, measures.prompts
+    facts = original.facts
+    floor = original.floor
+    texts = original.texts
+    prompts = measures.prompts
     shown = list(claim.sites)
     if len(sites) < len(claim.swapped):  # a search has left some out
         shown = [site for site in facts.sites if site in sites]

@@ -133,8 +133,11 @@ def _read(
 ) -> OriginalData:
     say(f"transformers at {dtype_name(facts.dtype)}")
     rounded = _read_rounded(facts, tensors, texts, most, gradients, say)
-    facts, texts, losses = rounded.facts, rounded.texts, rounded.losses
-    prompts, bitwise = texts.prompts, Distance()
+    facts = rounded.facts
+    texts = rounded.texts
+    losses = rounded.losses
+    prompts = texts.prompts
+    bitwise = Distance()
     say("transformers in other dtypes")
     other_dtypes = read_in_other_dtypes(facts, prompts, tensors)
     if facts.is_gpt2 and not facts.offload:
@@ -158,7 +161,8 @@ def _read(
         true_gradients = reference.gradients(texts.of_gradients)
         measures.gradients = relative_errors(rounded.gradients, true_gradients)
         true_gradients = {name: gradient.to(_narrow(facts)) for name, gradient in true_gradients.items()}
-    distance, longer = measures.prompts.distance, measures.windows
+    distance = measures.prompts.distance
+    longer = measures.windows
     floor = Floor(
         prompts=distance,
         decoded=decoded.distance,
@@ -179,7 +183,8 @@ def _read_rounded(
     """Let transformers at the dtype write and read."""
     reference = Reference(facts, tensors=tensors)
     require_own_code(reference.model)
-    host, config = reference.host, reference.model.config
+    host = reference.host
+    config = reference.model.config
     kept = reference.kept(facts.dtype)
     ids = [prompt.ids for prompt in texts.prompts]
     written = reference.write(ids, most, facts.shape.eos_token_ids)

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from minigpt.checkpoint import Files
-from minigpt.checkpoint.offloading import compute_in
 from minigpt.checkpoint.transformers_model import load_with_transformers
 from minigpt.errors import CheckpointError, MiniGPTError, NormError, listing, raised
 from minigpt.garbage import uncollected
@@ -120,11 +119,9 @@ def other_model(
         return model
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others know no float64
-    if compute == torch.float64:
-        compute_in(model, compute)
-        return model
-    for tensor in tensors_of(model).values():
-        if tensor.dtype == dtype:
+    is_exact = compute == torch.float64
+    for tensor in tensors_of(model).values():  # of weights on disk too: they are cast as they are read
+        if tensor.dtype == dtype or (is_exact and tensor.is_floating_point()):
             tensor.data = tensor.data.to(compute)
     return model
 
@@ -142,16 +139,17 @@ class Reference(ModuleRunner):
     def __init__(
         self, facts: CheckpointFacts, compute: torch.dtype | None = None, tensors: dict[str, Tensor] | None = None
     ) -> None:
-        place, attention, dtype, device = facts.place, facts.attention, facts.dtype, facts.device
+        attention = facts.attention
+        dtype = facts.dtype
         if compute == torch.float64:
             attention = "eager" if attention == "sdpa" else "sdpa"
         if compute is None:
             compute = dtype
         self.is_gpt2 = facts.is_gpt2 and not facts.offload
         if self.is_gpt2:
-            model = gpt2_of(place, attention, dtype, compute, device, tensors)
+            model = gpt2_of(facts.place, attention, dtype, compute, facts.device, tensors)
         else:
-            model = other_model(place, attention, dtype, compute, device, facts.offload)
+            model = other_model(facts.place, attention, dtype, compute, facts.device, facts.offload)
         self.host = host = host_of(model)
         facts = replace(facts, places=[*host.sites, *host.blocks], sites=host.sites, embedding=host.embedding)
         super().__init__(model, facts, partial(explaining, type(model).__name__))

@@ -113,22 +113,17 @@ def _where(figures: ParityFigures, off: PlaceOff | None) -> Iterator[str]:
     is_stored = figures.stored is not None and figures.stored.explains
     is_explained = is_stored or is_shifted(figures)
     if off is None and _logits_are_off(figures) and figures.every_place and not is_explained:
-        yield _after_the_blocks(figures)
+        prompt = figures.prompt_off
+        cause = "the error is in the head"
+        if prompt is not None and prompt.prompts_off != prompt.prompts:
+            cause = "these logits are of other ids or positions"
+        norms, blocks = len(figures.norm_sites), len(figures.blocks)
+        yield f"All {norms} norms and {blocks} blocks are right on the prompts, and the logits are not, so {cause}."
 
 
 def _logits_are_off(figures: ParityFigures) -> bool:
     """Return whether the logits of whole texts are beyond the noise; NaN is."""
     return not figures.logits.ratio <= MOST_NOISE
-
-
-def _after_the_blocks(figures: ParityFigures) -> str:
-    """Return the cause of wrong logits where every place is right."""
-    norms, blocks = len(figures.norm_sites), len(figures.blocks)
-    prompt = figures.prompt_off
-    cause = "the error is in the head"
-    if prompt is not None and prompt.prompts_off != prompt.prompts:
-        cause = "these logits are of other ids or positions"
-    return f"All {norms} norms and {blocks} blocks are right on the prompts, and the logits are not, so {cause}."
 
 
 def _new_errors(figures: ParityFigures) -> Iterator[str]:

@@ -197,7 +197,14 @@ def _sites(report: ReportFields, sites: Sequence[NormSiteError]) -> Part:
     ordered: list[NormSiteError] = []
     if not report.center:  # else what goes in and out is not the original's
         ordered = _by_growth(places(report))
-    rows = [_place_row(report, place) for place in ordered]
+    rows: list[list[Cell]] = []
+    for place in ordered:
+        row = [place.site, *cells(NormSiteError, _with_known_error(place))]
+        if has_norm(report):
+            is_block = any(place.site == block.block for block in report.blocks)
+            swapped = "yes" if place.swapped else "no"
+            row.append("" if is_block else swapped)
+        rows.append(row)
     heads = ["norm or block", *titles(NormSiteError)]
     if has_norm(report):
         heads.append("swapped")
@@ -208,7 +215,12 @@ def _sites(report: ReportFields, sites: Sequence[NormSiteError]) -> Part:
     blocks = [finite(vars(block)) for block in report.blocks]
     form = partial(brief, digits=2)
     maps = {"sites": drawn, "titles": shown_maps, "form": form, "dtype": report.dtype, "blocks": blocks}
-    sentence = f"{_beginnings(report)}Relative RMS errors; where they grow most comes first."
+    begins = ""
+    if len(report.new_errors) > 1:
+        begins = f"An error of its own begins at each of {', '.join(report.new_errors)}. "
+    elif report.first_off is not None:
+        begins = f"An error begins at {report.first_off.place}. "
+    sentence = f"{begins}Relative RMS errors; where they grow most comes first."
     return Part("sites", "Where it happens", sentence, heads, rows, FEW_ROWS, "maps", maps)
 
 
@@ -223,15 +235,6 @@ def _by_growth(ordered: list[NormSiteError]) -> list[NormSiteError]:
         growth[place.site] = max(local_ratio, ratio / max(1.0, before))
         before = ratio
     return sorted(ordered, key=lambda place: -growth[place.site])
-
-
-def _place_row(report: ReportFields, place: NormSiteError) -> list[Cell]:
-    row: list[Cell] = [place.site, *cells(NormSiteError, _with_known_error(place))]
-    if has_norm(report):
-        is_block = any(place.site == block.block for block in report.blocks)
-        swapped = "yes" if place.swapped else "no"
-        row.append("" if is_block else swapped)
-    return row
 
 
 def _or_zero(x: float | None) -> float:
@@ -256,15 +259,6 @@ def _figures_drawn(place: NormSiteError) -> dict[str, Any]:
     if place.local_error is None and figures["propagated_error"] is not None:
         del figures["local_error"]
     return figures
-
-
-def _beginnings(report: ReportFields) -> str:
-    """Return the sentence that names where errors begin; empty if none does."""
-    if len(report.new_errors) > 1:
-        return f"An error of its own begins at each of {', '.join(report.new_errors)}. "
-    if report.first_off is None:
-        return ""
-    return f"An error begins at {report.first_off.place}. "
 
 
 def _gradients(report: ReportFields, gradients: Sequence[GradientError]) -> Part:
