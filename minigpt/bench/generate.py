@@ -46,7 +46,7 @@ class BenchPlan:
         kind: "float32", "bfloat16", "float16", "float64" or "int8", what ours computes in.
         against: other programs, each NAME or NAME:KIND, for example "transformers:float32".
         batch: rows.
-        ragged: whether the prompts of several rows differ in length, from half of ``prompt_tokens`` to all of them.
+        same_length: whether all rows have ``prompt_tokens``; else they are ragged, from half of them to all.
         new_tokens: of each row, 2 or more.
         draft: as in ``generate``. For one text, ours without drafts is timed too, named "undrafted".
 
@@ -60,7 +60,7 @@ class BenchPlan:
     against: tuple[str, ...] = ("transformers",)
     batch: int = 1
     prompt_tokens: int = 64
-    ragged: bool = True
+    same_length: bool = False
     new_tokens: int = 64
     repeats: int = 7
     draft: str | None = "auto"
@@ -91,7 +91,7 @@ class BenchPlan:
         """Return random ids, the same for all programs."""
         longest = self.prompt_tokens
         shortest = longest
-        if self.ragged and self.batch > 1:
+        if self.batch > 1 and not self.same_length:
             shortest = max(1, longest // 2)
         lengths = torch.linspace(shortest, longest, self.batch)
         generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ def generate(
     quantize: str | None = None,
     batch: Count = 1,
     prompt_tokens: Count = 64,
-    ragged: bool = True,
+    same_length: bool = False,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     repeats: Count = 7,
     draft: str = "auto",
@@ -28,8 +28,8 @@ def generate(
 
     Args:
         dtype: float32, bfloat16, float16, float64.
-        batch: Rows.
-        ragged: Several rows differ in length, from half a prompt to a whole.
+        batch: Rows. Several differ in length, from half a prompt to a whole.
+        same_length: Give each row a whole prompt.
         prompt_tokens: Tokens of the longest prompt.
         new_tokens: Tokens to write.
         repeats: Rounds; each contestant is timed once in a round.
@@ -51,7 +51,7 @@ def generate(
     others = filter(None, words_of(against))
     plan = BenchPlan(
         model=model, preset=preset or "gpt2", kind=quantize or dtype, batch=batch,
-        prompt_tokens=prompt_tokens, ragged=ragged, new_tokens=new_tokens, repeats=repeats,
+        prompt_tokens=prompt_tokens, same_length=same_length, new_tokens=new_tokens, repeats=repeats,
         draft=parse_draft(draft), against=tuple(others),
     )  # fmt: skip
     with progress() as say:

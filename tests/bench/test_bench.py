@@ -52,7 +52,7 @@ def test_prompts_are_ragged_in_a_batch_and_the_same_every_time() -> None:
     assert sorted(map(len, prompts)) == [len(prompt) for prompt in prompts]
     assert prompts == plan.prompts(50)
     assert [len(prompt) for prompt in BenchPlan(prompt_tokens=7).prompts(50)] == [7]
-    alike = BenchPlan(batch=3, ragged=False, prompt_tokens=7)
+    alike = BenchPlan(batch=3, same_length=True, prompt_tokens=7)
     assert [len(prompt) for prompt in alike.prompts(50)] == [7, 7, 7]
 
 
