@@ -137,17 +137,18 @@ INLINE void attend_in(int rows, const float *q, long q_step, const char *keys, c
 static void attention_chunk(struct worker *me, const void *job, long chunk) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
-    const int is_many = rows->count > FEW;
+    const int is_many = me->count > FEW;
     const long layer = *(const long *)job, heads = model->heads, width = model->width / heads, step = me->longest;
-    const long tall = is_many ? ROWS : 1, blocks = (rows->count + tall - 1) / tall;
+    const long tall = is_many ? ROWS : 1, blocks = (me->count + tall - 1) / tall;
     const long first = (is_many ? chunk % blocks : chunk / heads) * tall, h = is_many ? chunk / blocks : chunk % heads;
-    const long last = first + tall < rows->count ? first + tall : rows->count;
+    const long last = first + tall < me->count ? first + tall : me->count;
     /* Where this thread probably goes on. */
     const long later = chunk + me->step->threads < blocks * heads ? chunk + me->step->threads : chunk;
-    const char *next = keys_of(me, layer, is_many ? first : later / heads, later % heads);
+    const char *next = keys_of(me, layer, row_of(me, is_many ? first : later / heads), later % heads);
     const float scale = model->h[layer].score_scale;
-    for (long r = first, many; r < last; r += many) {
-        for (many = 1; r + many < last; many++)
+    for (long i = first, many; i < last; i += many) {
+        const long r = row_of(me, i);
+        for (many = 1; i + many < last && row_of(me, i + many) == r + many; many++)
             if (rows->slots[r + many] != rows->slots[r] || rows->columns[r + many] != rows->columns[r] + many) break;
         const long q_step = 3 * model->width, count = rows->columns[r] + 1;
         const float *q = me->step->qkv + r * q_step + h * width;
@@ -181,19 +182,21 @@ static void widen_chunk(struct worker *me, const void *job, long chunk) {
 static void run_step(struct worker *me) {
     const struct step *step = me->step;
     const struct model *model = step->model;
-    const long rows = step->rows->count, tall = rows > FEW ? ROWS : 1;
     if (model->vector_count) parallel_for(me, model->vector_count, widen_chunk, NULL);
-    parallel_for(me, rows, embed_chunk, NULL);
+    parallel_for(me, me->count, embed_chunk, NULL);
     for (long i = 0; i < model->layers; i++) {
         const struct layer *layer = &model->h[i];
         multiply(me, &layer->c_attn, &layer->ln_1, step->x, step->qkv, STORE);
-        parallel_for(me, rows, store_kv_chunk, &i);
-        parallel_for(me, (rows + tall - 1) / tall * model->heads, attention_chunk, &i);
+        parallel_for(me, me->count, store_kv_chunk, &i);
+        if (i == model->layers - 1) me->count = step->rows->outputs, me->taken = step->rows->output_rows;
+        if (!me->count) return; /* other rows need only the keys and values of the last layer */
+        const long tall = me->count > FEW ? ROWS : 1;
+        parallel_for(me, (me->count + tall - 1) / tall * model->heads, attention_chunk, &i);
         multiply(me, &layer->attn_proj, NULL, step->mixed, step->x, ADD);
         multiply(me, &layer->c_fc, &layer->ln_2, step->x, step->hidden, ACTIVATE);
         multiply(me, &layer->mlp_proj, NULL, step->hidden, step->x, ADD);
     }
-    if (step->rows->outputs) multiply(me, &model->head, &model->ln_f, step->x, step->rows->logits, LOGITS);
+    multiply(me, &model->head, &model->ln_f, step->x, step->rows->logits, LOGITS);
 }
 
 /* Memory: a part for all, then one for each thread. Returns its size where there is none yet. */
@@ -216,7 +219,7 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
     step->qkv = (float *)carve(&memory, float_row * 3 * model->width);
     step->mixed = (float *)carve(&memory, float_row * model->width);
     step->hidden = (float *)carve(&memory, float_row * model->inner);
-    step->sums = (float *)carve(&memory, sizeof(float) * (PARTS * shared + rows) * (padded(outputs, SLAB) + SLAB));
+    step->sums = (float *)carve(&memory, sizeof(float) * (PARTS * shared + few) * (padded(outputs, SLAB) + SLAB));
     step->operand = (float *)carve(&memory, sizeof(float) * many * pitch_of(widest, 1));
     step->scales = (float *)carve(&memory, sizeof(float) * many * (padded(widest, BLOCK) / BLOCK));
     for (long i = 0; i <= number; i++) {
@@ -225,8 +228,8 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
         me->scores = (float *)carve(&memory, sizeof(float) * ROWS * me->longest);
         me->operand = (float *)carve(&memory, sizeof(float) * few * pitch_of(widest, 1));
         me->scales = (float *)carve(&memory, sizeof(float) * few * (padded(widest, BLOCK) / BLOCK));
-        me->part = (float *)carve(&memory, sizeof(float) * few * (WIDEST + SLAB));
-        me->packed = (float *)carve(&memory, many ? sizeof(float) * SLAB * (part > KEPT ? part : KEPT) : 0);
+        me->part = (float *)carve(&memory, sizeof(float) * (few * (WIDEST + SLAB) + many * SLAB));
+        me->packed = (float *)carve(&memory, many ? sizeof(float) * SLAB * (INT8_KEPT + (part > KEPT ? part : KEPT)) : 0);
     }
     return memory - start;
 }
@@ -255,6 +258,7 @@ static void step_thread(long number, void *job) {
     struct step step = {.model = call->model, .rows = call->rows, .threads = call->threads};
     struct worker me;
     layout_memory(&step, &me, number, call->memory, call->longest);
+    me.count = call->rows->count;
     if (call->matrix) multiply(&me, call->matrix, NULL, call->in, call->out, LOGITS);
     else run_step(&me);
 }

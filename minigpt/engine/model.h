@@ -72,7 +72,7 @@ struct step {
     long threads;
     struct counter *counters;
     float *x, *qkv, *mixed, *hidden; /* (R, C), (R, 3C), (R, C), (R, inner) */
-    float *sums;                     /* (parts, R, outputs) of a product */
+    float *sums;                     /* (parts, R, outputs) of a product of few rows */
     float *operand, *scales;         /* of many rows, as a worker's for few */
 };
 struct worker { /* a thread's own memory */
@@ -80,13 +80,18 @@ struct worker { /* a thread's own memory */
     long phase;
     long longest; /* columns of a text */
     int is_prepared;
-    float *row;      /* one normalized row */
-    float *scores;   /* (ROWS, columns) of one head */
-    float *operand;  /* (R, pitch), in units: one float32, two bfloat16, or two integers of 16 bits */
-    float *scales;   /* (R, blocks) of int8 */
-    float *part;     /* (R, outputs of a chunk), sums of a part of the inputs */
-    float *packed;   /* (units, SLAB), weights for many rows */
+    long count;           /* of the rows that phases take */
+    const int64_t *taken; /* which rows of the step; NULL: all */
+    float *row;           /* one normalized row */
+    float *scores;        /* (ROWS, columns) of one head */
+    float *operand;       /* (R, pitch), in units: one float32, two bfloat16, or two integers of 16 bits */
+    float *scales;        /* (R, blocks) of int8 */
+    float *part;          /* (R, outputs of a chunk), sums of a part of the inputs; of a slab for many rows */
+    float *packed;        /* (units, SLAB), weights for many rows */
 };
+
+/* Return which row of the step is the i-th that phases take. */
+INLINE long row_of(const struct worker *me, long i) { return me->taken ? me->taken[i] : i; }
 
 typedef void thread_function(long number, void *job);
 

@@ -13,7 +13,7 @@ enum { FEW = 24, BATCH = 32 };                /* rows; more than FEW are many, a
 enum { KEPT = 768 };                          /* units of a slab that are packed together */
 enum { STREAMS = 8, EARLY = 512 };            /* inputs that are read together; columns to prefetch ahead */
 enum { SHARED = 8, WIDEST = 1024 };           /* rows in float32 for which threads share parts of inputs; outputs of a chunk */
-enum { SHARE = 16, FAR = 16 };                /* outputs that stay in a cache; slabs to prefetch ahead */
+enum { SHARE = 16, FAR = 16, SOON = 16 };     /* outputs that stay in a cache; slabs, and rows of outputs, to prefetch ahead */
 enum after { STORE, ADD, ACTIVATE, LOGITS };  /* LOGITS: out is (R, padded), and takes the sums as they are */
 
 static void normalize(const struct norm *norm, const float *x, float *y, long width, int is_first) {
@@ -62,17 +62,22 @@ static void activate(float *x, long count, int64_t kind) {
 struct product {
     const struct matrix *matrix;
     const struct norm *norm; /* of the input, or NULL */
-    const float *in;         /* (R, K); or more rows, of which output_rows names R */
-    const int64_t *output_rows;
+    const float *in;         /* (rows of the step, K) */
     float *sums;             /* (parts, R, step) */
-    float *out;              /* (R, out) */
+    float *out;              /* (rows of the step, out) */
     float *operand, *scales; /* of the worker, or of all for many rows */
     int64_t rows, pitch, is_many;
+    int64_t is_own;          /* the sums are a thread's own, and only of one slab */
     int64_t is_last;         /* a chunk's sums are whole, and the chunk does what comes after, too */
     int64_t part, parts;     /* inputs of a part, and parts that threads share */
     int64_t chunk, step;     /* outputs of a chunk, and from row to row of the sums */
     enum after after;
 };
+
+/* Return where a row's sums begin, from an output on. */
+INLINE float *sums_of(const struct product *p, long r, long from) {
+    return p->sums + r * p->step + (p->is_own ? from % SLAB : from);
+}
 
 #if defined(__AVX512BF16__)
 enum { HAS_DOT = 1 }; /* instructions that multiply pairs of bfloat16: inputs are bfloat16 too */
@@ -294,7 +299,7 @@ INLINE void slab_chunk(struct worker *me, const struct product *p, long from, in
             for (long u = k / unit, end = (last + unit - 1) / unit, count; u < end; u += count) {
                 count = end - u < part ? end - u : part;
                 const float *x = p->operand + r * p->pitch + u, *w = me->packed + (u - k / unit) * SLAB;
-                float *y = p->sums + r * p->step + from;
+                float *y = sums_of(p, r, from);
                 for (long v = 0; v < SLAB; v += VECS * LANES)
                     if (u) WITH_ROWS(many, tile, x, p->pitch, w + v, SLAB, y + v, p->step, count, is_dot, ADD_PART, none)
                     else WITH_ROWS(many, tile, x, p->pitch, w + v, SLAB, y + v, p->step, count, is_dot, BEGIN, none)
@@ -346,7 +351,7 @@ INLINE void rows_chunk(const struct product *p, long from, long count, int is_ha
                 const long line = lanes * outs * size;
                 const char *x = (const char *)p->operand + r * x_size, *w = (const char *)m->weight + o * m->in * size;
                 const struct ahead ahead = turn(w + share * m->in * size, line, line, m->in / lanes, r, many, rows);
-                float *y = p->sums + r * p->step + o;
+                float *y = sums_of(p, r, o);
                 if (outs == 1) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 1, is_half, ahead)
                 else if (outs == 4) WITH_ROWS(many, dots, x, x_size, w, y, p->step, m->in, 4, is_half, ahead)
                 else if (outs == 3) dots(4, x, x_size, w, y, p->step, m->in, 3, is_half, ahead);
@@ -446,7 +451,7 @@ static void int8_chunk(const struct product *p, long from, long count) {
         const int is_pair = (int)LANES == PANEL && count - c > PANEL; /* enough registers, and panels */
         for (long r = 0, many; r < rows; r += many) {
             const int32_t *x = (const int32_t *)p->operand + r * p->pitch;
-            float *sums = p->sums + r * p->step + from + c;
+            float *sums = sums_of(p, r, from + c);
             many = height(rows - r);
             const int first = BLOCK / 4 * r / rows, last = BLOCK / 4 * (r + many) / rows; /* of a block, to prefetch */
             const float *scales = p->scales + r * blocks;
@@ -454,6 +459,74 @@ static void int8_chunk(const struct product *p, long from, long count) {
             else WITH_ROWS(many, int8_tile, x, p->pitch, scales, blocks, w, sums, p->step, 1, first, last)
         }
         if (is_pair) c += PANEL;
+    }
+}
+
+/* Where an instruction multiplies pairs and adds them up, there is time to widen weights in each tile. */
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+enum { WIDENS = 0 };
+#else
+enum { WIDENS = 1 };
+#endif
+enum { UNITS = BLOCK / 2, INT8_KEPT = KEPT / UNITS }; /* of a block; blocks of a slab that are packed together */
+typedef int32_t packed_block[1 + UNITS][SLAB]; /* scales, and pairs of weights in 16 bits */
+
+/* Widen some blocks of a slab's panels, so that tiles need not, as int8_sums does. */
+static void widen_panels(const struct int8_block *w, long blocks, long count, long outs, packed_block *packed) {
+    for (long o = 0; o < outs; o += LANES)
+        for (long b = 0; b < count; b++) {
+            const struct int8_block *block = &w[o / PANEL * blocks + b];
+            *(stored *)&packed[b][0][o] = *(const stored *)&block->scale[o % PANEL];
+            for (long g = 0; g < BLOCK / 4; g++) {
+                const svec four = *(const svec *)block->weight[g][o % PANEL];
+                *(pairs *)&packed[b][1 + 2 * g][o] = (pairs)(four << 8 >> 8);
+                *(pairs *)&packed[b][2 + 2 * g][o] = (pairs)(four >> 8);
+            }
+        }
+}
+
+/* sums (rows, 2 LANES) += x (rows, x_step) times packed blocks, with the bits of int8_tile. */
+INLINE void packed_tile(int rows, const int32_t *x, long x_step, const float *scales, long scales_step,
+                        const packed_block *packed, long blocks, long from, float *sums, long step, int is_first) {
+    vec sum[ROWS][2];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < 2; v++) sum[r][v] = is_first ? (vec){0} : (vec)*(stored *)(sums + r * step + v * LANES);
+    for (long b = 0; b < blocks; b++) {
+        ivec whole[ROWS][2];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < 2; v++) whole[r][v] = (ivec){0};
+        for (long u = 0; u < UNITS; u++)
+            for (int r = 0; r < rows; r++) {
+                const ivec inputs = (ivec){0} + x[r * x_step + b * UNITS + u];
+                for (int v = 0; v < 2; v++)
+                    whole[r][v] = add_pairs(whole[r][v], (ivec)*(const pairs *)&packed[b][1 + u][from + v * LANES], inputs);
+            }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < 2; v++) {
+                const vec scale = *(const stored *)&packed[b][0][from + v * LANES] * scales[r * scales_step + b];
+                sum[r][v] = fused(sum[r][v], __builtin_convertvector(whole[r][v], vec), scale);
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < 2; v++) *(stored *)(sums + r * step + v * LANES) = sum[r][v];
+}
+
+/* Sums of a slab of outputs for many rows: see slab_chunk. */
+static void int8_slab_chunk(struct worker *me, const struct product *p, long from, long outs) {
+    const long blocks = padded(p->matrix->in, BLOCK) / BLOCK;
+    const struct int8_block *w = (const struct int8_block *)p->matrix->weight + from / PANEL * blocks;
+    packed_block *packed = (packed_block *)me->packed;
+    for (long b = 0, some; b < blocks; b += some) {
+        some = blocks - b < INT8_KEPT ? blocks - b : INT8_KEPT;
+        widen_panels(w + b, blocks, some, outs, packed);
+        for (long r = 0, many; r < p->rows; r += many) {
+            many = height(p->rows - r);
+            const int32_t *x = (const int32_t *)p->operand + r * p->pitch + b * UNITS;
+            const float *scales = p->scales + r * blocks + b;
+            float *y = sums_of(p, r, from);
+            for (long c = 0; c < outs; c += 2 * LANES)
+                WITH_ROWS(many, packed_tile, x, p->pitch, scales, blocks, packed, some, c, y + c, p->step, b == 0)
+        }
     }
 }
 
@@ -487,7 +560,7 @@ INLINE long part_of(long inputs) { return padded((inputs + PARTS - 1) / PARTS, S
 /* Normalize a row and convert it to what the product takes. */
 static void prepare(struct worker *me, const struct product *p, long r) {
     const struct matrix *m = p->matrix;
-    const long row = p->output_rows ? p->output_rows[r] : r;
+    const long row = row_of(me, r);
     const float *x = p->in + row * m->in;
     float *units = p->operand + r * p->pitch;
     if (p->norm) normalize(p->norm, x, me->row, m->in, me->step->rows->columns[row] == 0), x = me->row;
@@ -504,7 +577,7 @@ static void prepare_chunk(struct worker *me, const void *job, long chunk) {
 
 /* Add up the parts of a row's sums, and do what comes after the product. */
 static void finish(const struct worker *me, const struct product *p, long r, long from, long count) {
-    float *sums = p->sums + r * p->step + from, *out = p->out + r * p->matrix->out + from;
+    float *sums = sums_of(p, r, from), *out = p->out + row_of(me, r) * p->matrix->out + from;
     for (long part = 1; part < p->parts; part++)
         for (long i = 0; i < count; i++) sums[i] += sums[part * p->rows * p->step + i];
     if (p->matrix->bias)
@@ -529,14 +602,20 @@ static void product_chunk(struct worker *me, const void *job, long chunk) {
     /* Few rows are prepared by every thread for itself: waiting for another thread would take longer. */
     for (long r = me->is_prepared || p->is_many ? p->rows : 0; r < p->rows; r++) prepare(me, p, r);
     me->is_prepared = 1;
-    if (m->form == INT8_PANELS) int8_chunk(p, from, count);
+    if (m->form == INT8_PANELS && p->is_many && WIDENS) int8_slab_chunk(me, p, from, count);
+    else if (m->form == INT8_PANELS) int8_chunk(p, from, count);
     else if (is_split && p->is_many && is_half) slab_chunk(me, p, from, 1);
     else if (is_split && p->is_many) slab_chunk(me, p, from, 0);
     else if (is_split && is_half) columns_chunk(me, p, chunk, from, count, 1);
     else if (is_split) columns_chunk(me, p, chunk, from, count, 0);
     else if (is_half) rows_chunk(p, from, count, 1);
     else rows_chunk(p, from, count, 0);
-    for (long r = p->is_last ? 0 : p->rows; r < p->rows; r++) finish(me, p, r, from, count);
+    for (long r = p->is_last ? 0 : p->rows; r < p->rows; r++) {
+        /* Prefetched, since a row of outputs is far from the next one. */
+        for (long i = from; p->is_many && r + SOON < p->rows && i < from + count; i += LINE / sizeof(float))
+            __builtin_prefetch(p->out + row_of(me, r + SOON) * m->out + i, 1, 2);
+        finish(me, p, r, from, count);
+    }
 }
 
 /* out = what comes after in (normalized) times a matrix. */
@@ -545,19 +624,20 @@ static void multiply(struct worker *me, const struct matrix *m, const struct nor
     const struct step *step = me->step;
     const int is_split = m->form == FLOAT_COLUMNS || m->form == HALF_COLUMNS, is_head = after == LOGITS;
     const int unit = m->form == INT8_PANELS || (HAS_DOT && (m->form == HALF_COLUMNS || m->form == HALF_ROWS)) ? 2 : 1;
-    const long rows = is_head ? step->rows->outputs : step->rows->count, is_many = rows > FEW, part = part_of(m->in);
+    const long rows = me->count, is_many = rows > FEW, part = part_of(m->in);
     /* Where reading takes longest, threads share the parts: each is read in one sequence. Else a thread's sums stay in a cache. */
     const int is_shared = is_split && rows <= (m->form == HALF_COLUMNS && !HAS_DOT ? SHARED / 2 : SHARED);
     const long parts = is_shared ? (m->in + part - 1) / part : 1, pieces = (4 * step->threads + parts - 1) / parts;
     const long wide = padded((m->out + pieces - 1) / pieces, SLAB), most = is_many ? SLAB : is_shared ? wide : WIDEST;
     const long chunk = wide < most ? wide : most;
     const struct product p = {
-        .matrix = m, .norm = norm, .in = in, .output_rows = is_head ? step->rows->output_rows : NULL,
-        .sums = is_head ? out : step->sums, .out = out,
+        .matrix = m, .norm = norm, .in = in,
+        .sums = is_head ? out : is_many ? me->part : step->sums, .out = out,
         .operand = is_many ? step->operand : me->operand, .scales = is_many ? step->scales : me->scales,
-        .rows = rows, .pitch = pitch_of(m->in, unit), .is_many = is_many, .is_last = parts == 1 && !is_many && !is_head,
+        .rows = rows, .pitch = pitch_of(m->in, unit), .is_many = is_many, .is_own = is_many && !is_head,
+        .is_last = parts == 1 && !is_head,
         .part = part, .parts = parts, .chunk = chunk,
-        .step = padded(m->out, SLAB) + (is_head ? 0 : SLAB), .after = after,
+        .step = is_many && !is_head ? SLAB : padded(m->out, SLAB) + (is_head ? 0 : SLAB), .after = after,
     };
     const long batches = (rows + BATCH - 1) / BATCH;
     if (is_many) parallel_for(me, batches, prepare_chunk, &p);

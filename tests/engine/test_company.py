@@ -61,6 +61,20 @@ def test_few_rows_of_a_wide_matrix_are_read_as_one(kind: str) -> None:
         assert_same_bits(step(places, places, [0] * rows, store), alone[:rows], f"{rows} rows")
 
 
+@needs_kernel
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asked", [[], [39], [0, 3, 17, 38], list(range(5, 40))])
+def test_a_row_does_not_depend_on_which_logits_are_asked_for(kind: str, asked: list[int]) -> None:
+    """Two texts of 20 tokens. All keys and values go to the cache, also those of the last layer."""
+    model = model_of(kind, **WIDE)
+    step = StepKernel(model)
+    tokens, slots, columns = list(range(40)), [0] * 20 + [1] * 20, [*range(20), *range(20)]
+    store, other = model.new_cache(2, 20).store.zero_(), model.new_cache(2, 20).store.zero_()
+    together = step(tokens, slots, columns, store)
+    assert_same_bits(step(tokens, slots, columns, other, asked), together[asked], f"rows {asked}")
+    assert_same_bits(other, store, "the cache")
+
+
 # Texts that are written by the kernel
 
 
