@@ -106,6 +106,16 @@ def folder(hf_model: "GPT2LMHeadModel", tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one layer with a tokenizer of 300 tokens, and a text for it."""
+    import checkpoints
+
+    place = checkpoints.talking(tmp_path_factory.mktemp("talking"), n_positions=128)
+    (place / "text").write_text("the dog saw the cat and the cat ran. " * 9, encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="session")
 def original(folder: Path) -> "minigpt.Original":
     """What transformers says of ``folder`` at the prompts of judgements.py, gradients too."""
     from judgements import PROMPTS

@@ -29,7 +29,7 @@ TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. "
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = talking(tmp_path_factory.mktemp("talking"), n_positions=64)
     (place / "text").write_text(TEXT, encoding="utf-8")
     return place
@@ -105,27 +105,25 @@ class NoBeginning(minigpt.Tokenizer):
     bos_token_id = None
 
 
-def test_a_stride_that_skips_tokens_is_refused(folder: Path) -> None:
-    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), minigpt.Tokenizer.from_pretrained(folder)
+def test_a_stride_that_skips_tokens_is_refused(short: Path) -> None:
+    model, tokenizer = minigpt.from_pretrained(short, device="cpu"), minigpt.Tokenizer.from_pretrained(short)
     for stride in (0, -1, 65):
         with pytest.raises(
             minigpt.GenerationError, match=f"stride must be from 1 to 64, a window's tokens of the text, got {stride}"
         ):
             minigpt.perplexity(model, tokenizer, TEXT, stride=stride)
-    tokenizer = NoBeginning.from_pretrained(folder)
+    tokenizer = NoBeginning.from_pretrained(short)
     model.config = dataclasses.replace(model.config, bos_token_id=None)
     with pytest.raises(minigpt.GenerationError, match="bos needs a checkpoint with a beginning-of-text token"):
         minigpt.perplexity(model, tokenizer, TEXT, bos=True)
 
 
-def test_parity_measures_the_same_of_both_norms(folder: Path) -> None:
-    report = minigpt.parity(
-        folder, norm="rms", text=folder / "text", prompts=["the dog"], max_new_tokens=1, device="cpu"
-    )
-    actual, tokenizer = report.perplexity, minigpt.Tokenizer.from_pretrained(folder)
+def test_parity_measures_the_same_of_both_norms(short: Path) -> None:
+    report = minigpt.parity(short, norm="rms", text=short / "text", prompts=["the dog"], max_new_tokens=1, device="cpu")
+    actual, tokenizer = report.perplexity, minigpt.Tokenizer.from_pretrained(short)
     assert (actual.tokens, actual.window, actual.stride) == (len(tokenizer.encode(TEXT)), 64, 32)
     for norm, measured in (("fused", actual.reference), ("rms", actual.candidate)):
-        model = minigpt.from_pretrained(folder, norm=norm, device="cpu")
+        model = minigpt.from_pretrained(short, norm=norm, device="cpu")
         assert measured == pytest.approx(minigpt.perplexity(model, tokenizer, TEXT), rel=1e-4)
     assert actual.reference != actual.candidate
 
@@ -137,17 +135,17 @@ def test_parity_measures_the_same_of_both_norms(folder: Path) -> None:
         (b"", "story must have at least 2 tokens, got 0"), (b"\xef\xbb\xbfx", "at least 2 tokens, got 1"),
     ],
 )  # fmt: skip
-def test_a_text_file_that_cannot_be_read(folder: Path, tmp_path: Path, content: bytes | None, complaint: str) -> None:
+def test_a_text_file_that_cannot_be_read(short: Path, tmp_path: Path, content: bytes | None, complaint: str) -> None:
     if content is not None:
         (tmp_path / "story").write_bytes(content)
     with pytest.raises(minigpt.GenerationError, match=complaint):
-        minigpt.parity(folder, prompts=["a"], device="cpu", text=tmp_path / "story")
+        minigpt.parity(short, prompts=["a"], device="cpu", text=tmp_path / "story")
 
 
-def test_a_text_file_wants_a_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_a_text_file_wants_a_tokenizer(short: Path, tmp_path: Path) -> None:
     place = saved(reference(n_layer=1, vocab_size=300), tmp_path)
     with pytest.raises(minigpt.GenerationError, match="text needs a tokenizer"):
-        minigpt.parity(place, prompts=[[1, 2]], device="cpu", text=folder / "text")
+        minigpt.parity(place, prompts=[[1, 2]], device="cpu", text=short / "text")
 
 
 def test_what_no_exponent_holds_is_infinite() -> None:

@@ -1,6 +1,7 @@
 """Checkpoint to model and back: exactly these tensors, exactly their values, mapped from the file, or refused."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,15 +30,10 @@ from minigpt import GPT2, CheckpointError, GPT2Config, NormError, Tokenizer
 from minigpt.precision import DTYPES
 
 
-@pytest.fixture(scope="module")
-def hf_model() -> GPT2LMHeadModel:
-    return reference()
-
-
 @pytest.fixture
-def folder(hf_model: GPT2LMHeadModel, tmp_path: Path) -> Path:
+def single(folder: Path, tmp_path: Path) -> Path:
     """A checkpoint of one file, as transformers writes it; each test may damage its own."""
-    return saved(hf_model, tmp_path / "single")
+    return shutil.copytree(folder, tmp_path / "single")
 
 
 @pytest.fixture
@@ -72,37 +68,37 @@ def assert_same_values(model: GPT2, expected: Tensors) -> None:
 # --- from_pretrained: every shape of a checkpoint
 
 
-def test_a_bare_file(folder: Path, hf_model: GPT2LMHeadModel) -> None:
-    file = (folder / "model.safetensors").rename(folder / "my run, step 900.safetensors")
+def test_a_bare_file(single: Path, hf_model: GPT2LMHeadModel) -> None:
+    file = (single / "model.safetensors").rename(single / "my run, step 900.safetensors")
     assert_same_logits(load(file), hf_model)
     assert_same_logits(load(str(file)), hf_model)
 
 
-def test_old_buffers_of_any_dtype_are_skipped(folder: Path, hf_model: GPT2LMHeadModel) -> None:
+def test_old_buffers_of_any_dtype_are_skipped(single: Path, hf_model: GPT2LMHeadModel) -> None:
     buffers = {
         "h.0.attn.bias": torch.ones(1, 1, 48, 48, dtype=torch.uint8).tril(),
         "h.1.attn.bias": torch.ones(1, 1, 48, 48).tril(),
         "h.0.attn.masked_bias": torch.tensor(-1e4),
         "h.1.attn.masked_bias": torch.tensor(-1e4, dtype=torch.float16),
     }
-    edit_tensors(folder, lambda tensors: without_prefix(tensors) | buffers)
-    assert_same_logits(load(folder), hf_model)
+    edit_tensors(single, lambda tensors: without_prefix(tensors) | buffers)
+    assert_same_logits(load(single), hf_model)
 
 
 # --- from_pretrained: strictness
 
 
-def test_a_tied_head_may_be_in_the_file_if_it_is_the_embedding(folder: Path, hf_model: GPT2LMHeadModel) -> None:
-    head = load_file(folder / "model.safetensors")["transformer.wte.weight"].clone()
-    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": head})
-    model = load(folder)
+def test_a_tied_head_may_be_in_the_file_if_it_is_the_embedding(single: Path, hf_model: GPT2LMHeadModel) -> None:
+    head = load_file(single / "model.safetensors")["transformer.wte.weight"].clone()
+    edit_tensors(single, lambda tensors: tensors | {"lm_head.weight": head})
+    model = load(single)
     assert "lm_head.weight" not in dict(model.named_parameters())
     assert_same_logits(model, hf_model)
     head.view(torch.int32)[-1, -1] ^= 1  # one bit
-    edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": head})
+    edit_tensors(single, lambda tensors: tensors | {"lm_head.weight": head})
     complaint = r"lm_head\.weight differs from wte\.weight.*\"tie_word_embeddings\": false"
     with pytest.raises(CheckpointError, match=complaint):
-        load(folder)
+        load(single)
 
 
 def drop(*names: str) -> Callable[[Tensors], Tensors]:
@@ -130,19 +126,19 @@ STRICT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 
 
 @pytest.mark.parametrize(("change", "complaint"), STRICT.values(), ids=STRICT)
-def test_tensors_that_do_not_fit_are_listed(folder: Path, change: Callable[[Tensors], Tensors], complaint: str) -> None:
-    edit_tensors(folder, change)
+def test_tensors_that_do_not_fit_are_listed(single: Path, change: Callable[[Tensors], Tensors], complaint: str) -> None:
+    edit_tensors(single, change)
     with pytest.raises(CheckpointError, match=rf"does not hold this model's tensors: {complaint}$"):
-        load(folder)
+        load(single)
 
 
 # --- from_pretrained: dtype and device
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes_are_kept_converted_to_and_saved(folder: Path, tmp_path: Path, dtype: str) -> None:
-    hf_model = reference().to(DTYPES[dtype])
-    kept, converted = load(saved(hf_model, tmp_path / "own")), load(folder, dtype=dtype)
+def test_dtypes_are_kept_converted_to_and_saved(single: Path, tmp_path: Path, dtype: str) -> None:
+    hf_model = reference(std=0.3).to(DTYPES[dtype])
+    kept, converted = load(saved(hf_model, tmp_path / "own")), load(single, dtype=dtype)
     assert {parameter.dtype for parameter in (*kept.parameters(), *converted.parameters())} == {DTYPES[dtype]}
     assert_same_logits(kept, hf_model)
     assert_same_values(converted, values(kept))
@@ -152,26 +148,26 @@ def test_dtypes_are_kept_converted_to_and_saved(folder: Path, tmp_path: Path, dt
     assert_same_logits(converted, again)
 
 
-def test_mixed_dtypes_need_a_name(folder: Path) -> None:
+def test_mixed_dtypes_need_a_name(single: Path) -> None:
     name = "transformer.h.0.ln_1.bias"
-    edit_tensors(folder, lambda tensors: tensors | {name: tensors[name].half()})
+    edit_tensors(single, lambda tensors: tensors | {name: tensors[name].half()})
     with pytest.raises(CheckpointError, match="holds tensors of float16, float32; choose the dtype to compute in"):
-        load(folder)
-    assert {parameter.dtype for parameter in load(folder, dtype="float32").parameters()} == {torch.float32}
+        load(single)
+    assert {parameter.dtype for parameter in load(single, dtype="float32").parameters()} == {torch.float32}
 
 
-def test_the_meta_device_has_shapes_only(folder: Path, tmp_path: Path) -> None:
-    model = minigpt.from_pretrained(folder, device="meta", dtype="bfloat16")
+def test_the_meta_device_has_shapes_only(single: Path, tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(single, device="meta", dtype="bfloat16")
     assert {(parameter.device.type, parameter.dtype) for parameter in model.parameters()} == {("meta", torch.bfloat16)}
     with pytest.raises(NormError, match="has shapes only, and no values to load into"):
-        minigpt.load_norms(model, folder)
+        minigpt.load_norms(model, single)
     with pytest.raises(CheckpointError, match="no values to save"):
         minigpt.save_pretrained(model, tmp_path / "out")
 
 
 @pytest.mark.gpu
-def test_the_default_device_is_cuda_where_there_is_one(folder: Path) -> None:
-    assert {parameter.device.type for parameter in minigpt.from_pretrained(folder).parameters()} == {"cuda"}
+def test_the_default_device_is_cuda_where_there_is_one(single: Path) -> None:
+    assert {parameter.device.type for parameter in minigpt.from_pretrained(single).parameters()} == {"cuda"}
 
 
 # --- from_pretrained: the parameters are the file
@@ -187,8 +183,8 @@ def mapped_ranges(file: Path) -> list[range]:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/maps")
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("norm", ["fused", "textbook"])
-def test_parameters_are_the_mapped_file(folder: Path, sharded: Path, shards: bool, norm: str) -> None:
-    place = sharded if shards else folder
+def test_parameters_are_the_mapped_file(single: Path, sharded: Path, shards: bool, norm: str) -> None:
+    place = sharded if shards else single
     model = minigpt.from_pretrained(place, device="cpu", norm=norm)
     ranges = [addresses for file in place.glob("*.safetensors") for addresses in mapped_ranges(file)]
     for name, parameter in model.named_parameters():
@@ -197,8 +193,8 @@ def test_parameters_are_the_mapped_file(folder: Path, sharded: Path, shards: boo
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_writing_to_the_parameters_leaves_the_file_alone(folder: Path, sharded: Path, shards: bool) -> None:
-    place = sharded if shards else folder
+def test_writing_to_the_parameters_leaves_the_file_alone(single: Path, sharded: Path, shards: bool) -> None:
+    place = sharded if shards else single
     before = {file: file.read_bytes() for file in place.iterdir()}
     model, other = load(place), load(place)
     expected = values(other)
@@ -210,8 +206,8 @@ def test_writing_to_the_parameters_leaves_the_file_alone(folder: Path, sharded: 
     assert_same_values(model, {name: tensor + 1 for name, tensor in expected.items()})
 
 
-def test_a_loaded_model_is_in_eval_mode_and_can_be_trained(folder: Path) -> None:
-    model = load(folder, norm="textbook")
+def test_a_loaded_model_is_in_eval_mode_and_can_be_trained(single: Path) -> None:
+    model = load(single, norm="textbook")
     assert not any(module.training for module in model.modules())
     assert all(isinstance(parameter, nn.Parameter) and parameter.requires_grad for parameter in model.parameters())
     before, optimizer = values(model), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -234,8 +230,8 @@ def other(tmp_path: Path) -> Path:
     return saved(reference(seed=1), tmp_path / "other")
 
 
-def test_only_the_norms_change_and_in_place(folder: Path, other: Path) -> None:
-    model = load(folder)
+def test_only_the_norms_change_and_in_place(single: Path, other: Path) -> None:
+    model = load(single)
     before, parameters = values(model), dict(model.named_parameters())
     places = {name: parameter.data_ptr() for name, parameter in parameters.items()}
     names = minigpt.load_norms(model, other)
@@ -259,9 +255,9 @@ def test_only_the_norms_change_and_in_place(folder: Path, other: Path) -> None:
     ids=["missing", "of another kind"],
 )
 def test_norms_that_do_not_fit_are_named_and_nothing_is_copied(
-    folder: Path, other: Path, change: Callable[[Tensors], Tensors], complaint: str
+    single: Path, other: Path, change: Callable[[Tensors], Tensors], complaint: str
 ) -> None:
-    model = load(folder)
+    model = load(single)
     before = values(model)
     with pytest.raises(CheckpointError, match=complaint):
         minigpt.load_norms(model, edit_tensors(other, change))
@@ -319,9 +315,9 @@ def test_an_eps_that_the_config_does_not_say_is_warned_of(tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_saving_over_what_the_model_is_mapped_from(folder: Path, sharded: Path, shards: bool) -> None:
+def test_saving_over_what_the_model_is_mapped_from(single: Path, sharded: Path, shards: bool) -> None:
     """Nor does it reach another model that is mapped from there."""
-    place = sharded if shards else folder
+    place = sharded if shards else single
     model, bystander = load(place), load(place)
     with torch.no_grad():
         model.ln_f.weight.mul_(2)
@@ -334,17 +330,17 @@ def test_saving_over_what_the_model_is_mapped_from(folder: Path, sharded: Path, 
 
 
 @pytest.mark.parametrize("most", [10**9, 40_000], ids=["single", "sharded"])
-def test_whoever_may_read_the_config_may_read_the_weights(folder: Path, tmp_path: Path, most: int) -> None:
-    minigpt.save_pretrained(load(folder), tmp_path / "new", max_shard_bytes=most)
+def test_whoever_may_read_the_config_may_read_the_weights(single: Path, tmp_path: Path, most: int) -> None:
+    minigpt.save_pretrained(load(single), tmp_path / "new", max_shard_bytes=most)
     (tmp_path / "any").touch()
     modes = {path.name: path.stat().st_mode for path in (tmp_path / "new").iterdir()}
     assert set(modes.values()) == {(tmp_path / "any").stat().st_mode}, modes
 
 
-def test_what_is_no_gpt2_any_more_leaves_the_old_checkpoint(folder: Path, tmp_path: Path) -> None:
-    minigpt.save_pretrained(load(folder), out := tmp_path / "out")
+def test_what_is_no_gpt2_any_more_leaves_the_old_checkpoint(single: Path, tmp_path: Path) -> None:
+    minigpt.save_pretrained(load(single), out := tmp_path / "out")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    model = load(folder)
+    model = load(single)
     nn.utils.parametrizations.weight_norm(model.h[0].mlp.c_fc)
     model.wte = nn.Embedding(70, 32)
     complaint = (

@@ -30,12 +30,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(place: Path) -> minigpt.Original:
+def port_original(place: Path) -> minigpt.Original:
     return minigpt.Original(place, prompts=ported.PROMPTS, max_new_tokens=4, device="cpu")
 
 
-def named(original: minigpt.Original, candidate: Any) -> list[str]:
-    report = original.judge(candidate, diagnose=True)
+def named(port_original: minigpt.Original, candidate: Any) -> list[str]:
+    report = port_original.judge(candidate, diagnose=True)
     return [found.mistake for found in report.diagnosis or []]
 
 
@@ -46,15 +46,15 @@ def with_other_config(place: Path, **fields: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(place, config=config, dtype=torch.float32).eval()
 
 
-def test_a_model_that_was_edited_by_hand(original: minigpt.Original, place: Path) -> None:
+def test_a_model_that_was_edited_by_hand(port_original: minigpt.Original, place: Path) -> None:
     model = with_other_config(place)
-    assert original.judge(model).passed
+    assert port_original.judge(model).passed
     model.model.rotary_emb.inv_freq = 1e4 ** -(torch.arange(0, 16, 2) / 16)
-    assert named(original, model) == [THETA]
+    assert named(port_original, model) == [THETA]
     model = with_other_config(place)
     for layer in model.model.layers:
         layer.self_attn.q_proj.bias = layer.self_attn.k_proj.bias = layer.self_attn.v_proj.bias = None
-    assert named(original, model) == ["no biases of q, k and v"]
+    assert named(port_original, model) == ["no biases of q, k and v"]
 
 
 class Logits(nn.Module):
@@ -66,15 +66,15 @@ class Logits(nn.Module):
         return self.model(input_ids, use_cache=False).logits
 
 
-def test_modules_of_torch_export(original: minigpt.Original, place: Path) -> None:
+def test_modules_of_torch_export(port_original: minigpt.Original, place: Path) -> None:
     wrong = with_other_config(place, hidden_act="gelu")
     tokens = torch.export.Dim("tokens", min=2, max=64)
     ids = torch.tensor([[5, 17, 42, 8]])
     program = torch.export.export(Logits(wrong), (ids,), dynamic_shapes=({1: tokens},), strict=False)
-    assert named(original, program.module()) == ["the exact GELU in place of SiLU"]
+    assert named(port_original, program.module()) == ["the exact GELU in place of SiLU"]
 
 
-def test_an_onnx_file_with_a_changed_config(original: minigpt.Original, place: Path, tmp_path: Path) -> None:
+def test_an_onnx_file_with_a_changed_config(port_original: minigpt.Original, place: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="torch's exporter needs it")
     pytest.importorskip("onnxruntime", reason="an extra of its own brings it")
     wrong = with_other_config(place, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
@@ -85,7 +85,7 @@ def test_an_onnx_file_with_a_changed_config(original: minigpt.Original, place: P
         Logits(wrong).eval(), (ids,), file, input_names=["input_ids"], output_names=["logits"], dynamo=True,
         dynamic_shapes=({1: tokens},), verbose=False,
     )  # fmt: skip
-    assert named(original, engines.onnx(file)) == [THETA]
+    assert named(port_original, engines.onnx(file)) == [THETA]
 
 
 def write_gguf(place: Path, file: Path, theta: float) -> None:
@@ -101,10 +101,10 @@ def write_gguf(place: Path, file: Path, theta: float) -> None:
     finish(writer)
 
 
-def test_a_gguf_file_with_a_wrong_base(original: minigpt.Original, place: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_with_a_wrong_base(port_original: minigpt.Original, place: Path, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="an extra of its own brings it")
     settings = {"type_k": "f32", "type_v": "f32", "n_threads": 1}
     write_gguf(place, tmp_path / "right.gguf", 1e6)
     write_gguf(place, tmp_path / "wrong.gguf", 1e4)
-    assert original.judge(engines.gguf(tmp_path / "right.gguf", **settings)).passed
-    assert named(original, engines.gguf(tmp_path / "wrong.gguf", **settings)) == [THETA]
+    assert port_original.judge(engines.gguf(tmp_path / "right.gguf", **settings)).passed
+    assert named(port_original, engines.gguf(tmp_path / "wrong.gguf", **settings)) == [THETA]

@@ -23,21 +23,21 @@ LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 40, 55)
 
 
 @pytest.fixture(scope="module")
-def hf_model() -> GPT2LMHeadModel:
+def wandering() -> GPT2LMHeadModel:
     """Weights wide enough that a continuation wanders and does not repeat one token."""
     return reference(seed=1, std=0.5, vocab_size=VOCABULARY, n_positions=128)
 
 
 @pytest.fixture(scope="module")
-def ours(hf_model: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> GPT2:
-    return minigpt.from_pretrained(saved(hf_model, tmp_path_factory.mktemp("model")), device="cpu")
+def ours(wandering: GPT2LMHeadModel, tmp_path_factory: pytest.TempPathFactory) -> GPT2:
+    return minigpt.from_pretrained(saved(wandering, tmp_path_factory.mktemp("model")), device="cpu")
 
 
 @pytest.fixture(scope="module")
-def singly(hf_model: GPT2LMHeadModel) -> list[list[int]]:
+def singly(wandering: GPT2LMHeadModel) -> list[list[int]]:
     """64 tokens that transformers adds to each prompt alone."""
     how = {"max_new_tokens": 64, "eos_token_id": None}
-    rows = [by_transformers(hf_model, ids, **how)[0, -64:].tolist() for ids in prompts()]
+    rows = [by_transformers(wandering, ids, **how)[0, -64:].tolist() for ids in prompts()]
     assert min(len(set(row)) for row in rows) > 10, "too monotonous to tell two models apart"
     return rows
 
@@ -75,9 +75,11 @@ def test_greedy_tokens_of_each_prompt_alone_are_those_of_transformers(ours: GPT2
 @pytest.mark.parametrize("arithmetic", ["fast", "reference"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_greedy_tokens_of_a_padded_batch_are_those_of_each_alone(
-    hf_model: GPT2LMHeadModel, singly: list[list[int]], arithmetic: str, attention: str, tmp_path: Path
+    wandering: GPT2LMHeadModel, singly: list[list[int]], arithmetic: str, attention: str, tmp_path: Path
 ) -> None:
-    model = minigpt.from_pretrained(saved(hf_model, tmp_path), arithmetic=arithmetic, attention=attention, device="cpu")
+    model = minigpt.from_pretrained(
+        saved(wandering, tmp_path), arithmetic=arithmetic, attention=attention, device="cpu"
+    )
     batch, mask = left_padded(prompts())
     assert generate(model, batch, mask, max_new_tokens=64, eos_token_id=None)[:, -64:].tolist() == singly
 
@@ -103,21 +105,21 @@ def test_greedy_by_whatever_name(ours: GPT2) -> None:
 # --- where a row ends
 
 
-def endings(hf_model: GPT2LMHeadModel) -> tuple[Tensor, Tensor, list[int]]:
+def endings(wandering: GPT2LMHeadModel) -> tuple[Tensor, Tensor, list[int]]:
     """A left-padded batch, its mask, and two ids that end some of its rows early and others late or never."""
     batch, mask = left_padded(prompts())
-    new = by_transformers(hf_model, batch, mask, max_new_tokens=40, eos_token_id=None)[:, -40:]
+    new = by_transformers(wandering, batch, mask, max_new_tokens=40, eos_token_id=None)[:, -40:]
     ids = [int(new[0, 2]), int(new[5, 20])]
     first = [min((row.index(end) for end in ids if end in row), default=40) for row in new.tolist()]
     assert len(set(first)) > 2, f"the rows end together, at {first}"
     return batch, mask, ids
 
 
-def test_rows_end_and_are_filled_as_in_transformers(ours: GPT2, hf_model: GPT2LMHeadModel) -> None:
-    batch, mask, (one, other) = endings(hf_model)
+def test_rows_end_and_are_filled_as_in_transformers(ours: GPT2, wandering: GPT2LMHeadModel) -> None:
+    batch, mask, (one, other) = endings(wandering)
     for end, filling in ((one, 0), ([other, one], other)):
         how = {"max_new_tokens": 40, "eos_token_id": end, "pad_token_id": filling}
-        assert generate(ours, batch, mask, **how).tolist() == by_transformers(hf_model, batch, mask, **how).tolist()
+        assert generate(ours, batch, mask, **how).tolist() == by_transformers(wandering, batch, mask, **how).tolist()
 
 
 def scripted_config(**fields: Any) -> GPT2Config:
@@ -386,7 +388,7 @@ def test_several_texts_of_a_prompt_stand_side_by_side_and_read_it_once(ours: GPT
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.3, "top_k": 9, "repetition_penalty": 1.2}], ids=str)
-def test_scores_and_logprobs(ours: GPT2, hf_model: GPT2LMHeadModel, how: dict[str, Any]) -> None:
+def test_scores_and_logprobs(ours: GPT2, wandering: GPT2LMHeadModel, how: dict[str, Any]) -> None:
     """The scores are transformers' own for the same text, and a logprob is the token's in their distribution."""
     ids = prompts()[4]
     chosen = {"max_new_tokens": 8, "eos_token_id": None, **({"do_sample": True, "seed": 2, **how} if how else {})}
@@ -395,7 +397,7 @@ def test_scores_and_logprobs(ours: GPT2, hf_model: GPT2LMHeadModel, how: dict[st
     for step, scores in enumerate(out.scores):
         text = out.sequences[:, : ids.shape[1] + step]
         with torch.no_grad():
-            expected = warp(hf_model(text).logits[:, -1], text, **how)
+            expected = warp(wandering(text).logits[:, -1], text, **how)
         difference = (scores - expected).nan_to_num(0).abs().max().item()  # where both are -inf
         print(f"step {step}: scores differ by {difference:.3g} at a scale of {expected[expected.isfinite()].std():.3g}")
         assert difference < 1e-3

@@ -25,7 +25,7 @@ SWAPPED = {"h.*.ln_1": "rms", "ln_f": "dyt"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = saved(reference(), tmp_path_factory.mktemp("published"))
     minigpt.Tokenizer(tiny_bpe()).save(place)
     return place
@@ -75,14 +75,14 @@ def test_logits_loss_and_hidden_states_are_transformers_own(fields: Any, attenti
 # --- generation
 
 
-def test_a_pipeline_of_a_model_that_is_not_transformers_says_which_to_open(folder: Path) -> None:
+def test_a_pipeline_of_a_model_that_is_not_transformers_says_which_to_open(published: Path) -> None:
     """Without a tokenizer, transformers asks for one before it looks at the model."""
-    model, tokenizer = minigpt.from_pretrained(folder, device="cpu"), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = minigpt.from_pretrained(published, device="cpu"), AutoTokenizer.from_pretrained(published)
     with pytest.raises(minigpt.ConfigError, match=r"minigpt\.hf\.GPT2LMHeadModel\.from_pretrained"):
         pipeline("text-generation", model=model, tokenizer=tokenizer)
 
 
-def test_a_pipeline_from_a_folder_with_a_swapped_norm(folder: Path, tmp_path: Path) -> None:
+def test_a_pipeline_from_a_folder_with_a_swapped_norm(published: Path, tmp_path: Path) -> None:
     wide = saved(reference(vocab_size=300), tmp_path / "wide")
     minigpt.Tokenizer(tiny_bpe()).save(wide)
     load(wide, norm="rms").save_pretrained(tmp_path / "rms")
@@ -100,36 +100,36 @@ def norms_of(model: GPT2LMHeadModel) -> list[str]:
     return [type(model.transformer.get_submodule(site)).__name__ for site in model.transformer.site_names()]
 
 
-def test_a_norm_is_chosen_in_the_call_in_the_folder_or_for_all(folder: Path, tmp_path: Path) -> None:
-    assert set(norms_of(load(folder))) == {"FusedLayerNorm"}
-    assert set(norms_of(load(folder, norm=minigpt.LayerNorm))) == {"LayerNorm"}
-    chosen = load(folder, norm=SWAPPED)
+def test_a_norm_is_chosen_in_the_call_in_the_folder_or_for_all(published: Path, tmp_path: Path) -> None:
+    assert set(norms_of(load(published))) == {"FusedLayerNorm"}
+    assert set(norms_of(load(published, norm=minigpt.LayerNorm))) == {"LayerNorm"}
+    chosen = load(published, norm=SWAPPED)
     assert norms_of(chosen) == ["RMSNorm", "FusedLayerNorm", "RMSNorm", "FusedLayerNorm", "DyT"]
     chosen.save_pretrained(tmp_path)
     minigpt.hf.register(norm="textbook", arithmetic="reference")
-    assert load(folder).config.arithmetic == "reference"
-    assert set(norms_of(load(folder))) == {"LayerNorm"}
+    assert load(published).config.arithmetic == "reference"
+    assert set(norms_of(load(published))) == {"LayerNorm"}
     assert norms_of(load(tmp_path)) == norms_of(chosen), "the folder's own choice comes before what is for all"
     assert set(norms_of(load(tmp_path, norm="rms"))) == {"RMSNorm"}, "and the call's before the folder's"
     assert AutoConfig.from_pretrained(tmp_path, norm="rms").norm == "rms"
     with pytest.raises(NormError, match="unknown norm 'rmss'"):
-        load(folder, norm="rmss")
+        load(published, norm="rmss")
     with pytest.raises(NormError, match=r"no norm site matches 'h\.9'"):
-        load(folder, norm={"h.9": "rms"})
+        load(published, norm={"h.9": "rms"})
     with pytest.raises(ConfigError, match="slow"):
-        load(folder, arithmetic="slow")
+        load(published, arithmetic="slow")
 
 
-def test_a_class_is_chosen_beside_settings_for_generation(folder: Path, tmp_path: Path) -> None:
+def test_a_class_is_chosen_beside_settings_for_generation(published: Path, tmp_path: Path) -> None:
     """Which take what they do not know for settings of their own."""
-    minigpt.save_pretrained(minigpt.from_pretrained(folder, device="cpu"), tmp_path)
+    minigpt.save_pretrained(minigpt.from_pretrained(published, device="cpu"), tmp_path)
     assert (tmp_path / "generation_config.json").exists()
     model = load(tmp_path, norm=minigpt.LayerNorm, arithmetic="fast")
     assert set(norms_of(model)) == {"LayerNorm"}
     assert not {"norm", "arithmetic"} & vars(model.generation_config).keys()
 
 
-def test_a_model_from_a_config_alone(folder: Path) -> None:
+def test_a_model_from_a_config_alone(published: Path) -> None:
     made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm="rms")
     assert set(norms_of(made)) == {"RMSNorm"}
     std = made.transformer.h[0].mlp.c_fc.weight.std().item()
@@ -150,24 +150,24 @@ def test_a_norm_stands_at_the_cross_attentions_site_too() -> None:
     ]
 
 
-def test_a_model_without_numbers(folder: Path) -> None:
+def test_a_model_without_numbers(published: Path) -> None:
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(transformers.GPT2Config(**TINY), norm=SWAPPED)
         assert made(torch.zeros(2, 5, dtype=torch.int64)).logits.shape == (2, 5, TINY["vocab_size"])
     assert {tensor.device.type for tensor in made.state_dict().values()} == {"meta"}
     made.to_empty(device="cpu").init_weights()
     assert made.transformer.ln_f.alpha.item() == 0.5
-    missing, _ = made.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    missing, _ = made.load_state_dict(load_file(published / "model.safetensors"), strict=False)
     assert {*missing} == {"transformer.ln_f.alpha", "lm_head.weight"}
-    assert_close(logits(made.eval()), logits(load(folder, norm=SWAPPED)), 1e-6, "logits")
+    assert_close(logits(made.eval()), logits(load(published, norm=SWAPPED)), 1e-6, "logits")
 
 
-def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_path: Path) -> None:
-    load(folder).save_pretrained(tmp_path)
+def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(published: Path, tmp_path: Path) -> None:
+    load(published).save_pretrained(tmp_path)
     fields = config_json(tmp_path)
     assert (fields["model_type"], fields["architectures"]) == ("gpt2", ["GPT2LMHeadModel"])
     assert not {"norm", "arithmetic"} & fields.keys()
-    assert load_file(tmp_path / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    assert load_file(tmp_path / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
     minigpt.hf.unregister()
     hf_result = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(hf_result) is transformers.GPT2LMHeadModel
@@ -176,8 +176,8 @@ def test_an_unswapped_model_is_saved_as_the_gpt2_that_it_is(folder: Path, tmp_pa
     assert torch.equal(logits(ours, input_ids=tokens(2, 9)), logits(reference()))
 
 
-def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, tmp_path: Path) -> None:
-    model = load(folder, norm=SWAPPED, arithmetic="reference")
+def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(published: Path, tmp_path: Path) -> None:
+    model = load(published, norm=SWAPPED, arithmetic="reference")
     norm: Any = model.transformer.ln_f
     assert norm.alpha.item() == 0.5, "what no checkpoint has is as it was built"
     norm.alpha.data.fill_(0.7)
@@ -200,24 +200,24 @@ def test_a_swapped_model_comes_back_and_is_nothing_else_to_others(folder: Path, 
 @pytest.mark.parametrize(("norm", "message"), [
     (["rms"], "norms must be a name or pairs"), (3, r"config\.json asks for the norm"),
 ])  # fmt: skip
-def test_a_folder_that_asks_for_no_norm_at_all(folder: Path, tmp_path: Path, norm: Any, message: str) -> None:
-    load(folder, norm="rms").save_pretrained(tmp_path)
+def test_a_folder_that_asks_for_no_norm_at_all(published: Path, tmp_path: Path, norm: Any, message: str) -> None:
+    load(published, norm="rms").save_pretrained(tmp_path)
     edit_config(tmp_path, norm=norm)
     with pytest.raises(NormError, match=message):
         load(tmp_path)
 
 
-def test_a_folder_is_read_as_what_it_is_by_the_class_itself(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_is_read_as_what_it_is_by_the_class_itself(published: Path, tmp_path: Path) -> None:
     """Patterns that overlap are applied in their order again."""
-    model = load(folder, norm={"*": "rms", "h.0.*": "textbook", "h.0.ln_1": "dyt"})
+    model = load(published, norm={"*": "rms", "h.0.*": "textbook", "h.0.ln_1": "dyt"})
     model.save_pretrained(tmp_path)
     again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     assert again.config.model_type == "minigpt-gpt2"
     assert norms_of(again) == ["DyT", "LayerNorm", "RMSNorm", "RMSNorm", "RMSNorm"]
     assert torch.equal(logits(again), logits(model))
-    plain = GPT2LMHeadModel.from_pretrained(folder).eval()
+    plain = GPT2LMHeadModel.from_pretrained(published).eval()
     assert plain.config.model_type == "gpt2"
-    assert torch.equal(logits(plain), logits(load(folder)))
+    assert torch.equal(logits(plain), logits(load(published)))
 
 
 def another_norm(model: GPT2LMHeadModel) -> None:
@@ -235,17 +235,17 @@ def deviations(model: GPT2LMHeadModel) -> None:
 
 @pytest.mark.parametrize("change", [another_norm, another_eps, deviations])
 def test_what_the_config_does_not_say_is_not_saved(
-    folder: Path, tmp_path: Path, change: Callable[[GPT2LMHeadModel], None]
+    published: Path, tmp_path: Path, change: Callable[[GPT2LMHeadModel], None]
 ) -> None:
-    model = load(folder, norm="rms")
+    model = load(published, norm="rms")
     change(model)
     with pytest.raises(NormError, match=r"^ln_f is not as the config says, .*layer_norm_epsilon=\.\.\.\), or keep"):
         model.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_eps_that_the_call_says_is_saved(folder: Path, tmp_path: Path) -> None:
-    model = load(folder, norm="rms", layer_norm_epsilon=1e-3)
+def test_an_eps_that_the_call_says_is_saved(published: Path, tmp_path: Path) -> None:
+    model = load(published, norm="rms", layer_norm_epsilon=1e-3)
     assert model.transformer.ln_f.eps == 1e-3
     model.save_pretrained(tmp_path)
     assert torch.equal(logits(load(tmp_path)), logits(model))
@@ -267,10 +267,10 @@ class Scaled(torch.nn.LayerNorm):
 """
 
 
-def test_code_that_a_folder_names_is_run_only_when_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_code_that_a_folder_names_is_run_only_when_asked_for(published: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(NORM_FILE)
     norm = f"{tmp_path / 'mine.py'}:Scaled"
-    model = load(folder, norm=norm)
+    model = load(published, norm=norm)
     with torch.no_grad():
         body: Any = model.transformer
         twice = torch.nn.functional.layer_norm(x := torch.randn(3, 32), (32,), body.ln_f.weight, body.ln_f.bias) * 2
@@ -300,23 +300,23 @@ def test_what_transformers_does_with_a_model_works_the_same(name: str) -> None:
     assert outcome(CHECKS[name]) == "same"
 
 
-def test_nothing_is_left_behind(folder: Path) -> None:
+def test_nothing_is_left_behind(published: Path) -> None:
     minigpt.hf.register(norm="rms")
     minigpt.hf.unregister()
     minigpt.hf.unregister()
-    assert type(AutoModelForCausalLM.from_pretrained(folder)) is transformers.GPT2LMHeadModel
+    assert type(AutoModelForCausalLM.from_pretrained(published)) is transformers.GPT2LMHeadModel
     minigpt.hf.register()
-    assert set(norms_of(load(folder))) == {"FusedLayerNorm"}
-    other = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    assert set(norms_of(load(published))) == {"FusedLayerNorm"}
+    other = transformers.AutoModelForSequenceClassification.from_pretrained(published)
     assert type(other) is transformers.GPT2ForSequenceClassification
 
 
 # --- training and adapting
 
 
-def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path) -> None:
+def test_trainer_learns_and_saves_what_loads_again(published: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
-    model = load(folder, norm="textbook")
+    model = load(published, norm="textbook")
     rows: Any = [{"input_ids": row, "labels": row} for row in tokens(4, 12)]
     arguments = transformers.TrainingArguments(
         str(tmp_path), max_steps=6, per_device_train_batch_size=4, learning_rate=1e-2, logging_steps=1, report_to=[],
@@ -337,7 +337,7 @@ def test_trainer_learns_and_saves_what_loads_again(folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("norm", ["fused", "textbook", "dyt", GammaBeta])
 def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
-    folder: Path, tmp_path: Path, norm: str | type
+    published: Path, tmp_path: Path, norm: str | type
 ) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate, of the extra hf")
     arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
@@ -346,15 +346,15 @@ def test_trainer_decays_the_weights_that_it_decays_in_transformers_own(
         trainer = transformers.Trainer(model=model, args=arguments)
         return set(trainer.get_decay_parameter_names(model))
 
-    hf_result = decayed(transformers.GPT2LMHeadModel.from_pretrained(folder))
+    hf_result = decayed(transformers.GPT2LMHeadModel.from_pretrained(published))
     assert "transformer.h.0.attn.c_attn.weight" in hf_result
-    assert decayed(load(folder, norm=norm)) == hf_result
+    assert decayed(load(published, norm=norm)) == hf_result
 
 
-def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(folder: Path) -> None:
+def test_peft_knows_the_layers_of_a_plain_gpt2_by_itself(published: Path) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is of the extra hf")
     config = peft.LoraConfig(fan_in_fan_out=True, task_type="CAUSAL_LM")
-    ours = peft.get_peft_model(load(folder), config).get_nb_trainable_parameters()[0]
+    ours = peft.get_peft_model(load(published), config).get_nb_trainable_parameters()[0]
     assert ours == peft.get_peft_model(reference(), config).get_nb_trainable_parameters()[0] > 0
 
 

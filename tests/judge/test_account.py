@@ -71,13 +71,13 @@ def file(place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(place: Path) -> Original:
+def texts_original(place: Path) -> Original:
     return Original(place, **READ)
 
 
 @pytest.fixture(scope="module")
-def right(original: Original, file: Path) -> ParityReport:
-    return original.judge(Computed(file, Quantized(folder_of(file))))
+def right(texts_original: Original, file: Path) -> ParityReport:
+    return texts_original.judge(Computed(file, Quantized(folder_of(file))))
 
 
 def test_a_right_program_is_right_for_its_file(right: ParityReport) -> None:
@@ -127,10 +127,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {  # settings, and what is named
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=THOROUGH[name in PLAIN]) for name in FAULTS])
-def test_a_fault_of_the_program_is_named_and_not_called_rounding(name: str, original: Original, file: Path) -> None:
+def test_a_fault_of_the_program_is_named_and_not_called_rounding(
+    name: str, texts_original: Original, file: Path
+) -> None:
     settings, named = FAULTS[name]
     program = Quantized(folder_of(file), **settings)
-    report = original.judge(Computed(file, program), diagnose=True)
+    report = texts_original.judge(Computed(file, program), diagnose=True)
     assert report.account is not None
     assert not report.account.explains, report.account
     assert "is not right for this file" in str(report)
@@ -201,9 +203,9 @@ def test_a_cache_of_llama_cpp_is_rounded_by_its_types() -> None:
     ]
 
 
-def test_each_tensor_has_a_cost_of_its_own(original: Original, file: Path) -> None:
+def test_each_tensor_has_a_cost_of_its_own(texts_original: Original, file: Path) -> None:
     program = Computed(file, Quantized(folder_of(file)))
-    report = original.judge(program, sensitivity=True, diagnose=False)
+    report = texts_original.judge(program, sensitivity=True, diagnose=False)
     assert report.account is not None
     tensors = report.account.tensors
     assert tensors is not None
@@ -217,8 +219,8 @@ def test_each_tensor_has_a_cost_of_its_own(original: Original, file: Path) -> No
 
 
 @pytest.mark.thorough
-def test_a_record_alone_tells_of_the_file_too(original: Original, file: Path, tmp_path: Path) -> None:
-    original.save(tmp_path / "record.safetensors")
+def test_a_record_alone_tells_of_the_file_too(texts_original: Original, file: Path, tmp_path: Path) -> None:
+    texts_original.save(tmp_path / "record.safetensors")
     record = Original.load(tmp_path / "record.safetensors")
     record.truth = dataclasses.replace(
         record.truth, facts=dataclasses.replace(record.truth.facts, place=tmp_path / "no")
@@ -228,9 +230,11 @@ def test_a_record_alone_tells_of_the_file_too(original: Original, file: Path, tm
     assert report.account.explains
 
 
-def test_what_cannot_be_told_is_a_note_or_an_error(original: Original, file: Path) -> None:
+def test_what_cannot_be_told_is_a_note_or_an_error(texts_original: Original, file: Path) -> None:
     large = Original.__new__(Original)
-    large.truth = dataclasses.replace(original.truth, facts=dataclasses.replace(original.truth.facts, offload=True))
+    large.truth = dataclasses.replace(
+        texts_original.truth, facts=dataclasses.replace(texts_original.truth.facts, offload=True)
+    )
     program = Computed(file, Quantized(folder_of(file)))
     report = large.judge(program, diagnose=False)
     assert report.account is None
@@ -238,7 +242,7 @@ def test_what_cannot_be_told_is_a_note_or_an_error(original: Original, file: Pat
     with pytest.raises(MiniGPTError, match="block by block"):
         large.judge(program, as_file=True)
     with pytest.raises(ConfigError, match="as_file is for another program's file"):
-        original.judge("demo", as_file=True)
+        texts_original.judge("demo", as_file=True)
 
 
 class Cached(Computed):
@@ -254,8 +258,8 @@ class Cached(Computed):
         return step
 
 
-def test_a_fault_of_the_cache_is_no_rounding_either(original: Original, file: Path) -> None:
-    report = original.judge(Cached(file, Quantized(folder_of(file))), as_file=True)
+def test_a_fault_of_the_cache_is_no_rounding_either(texts_original: Original, file: Path) -> None:
+    report = texts_original.judge(Cached(file, Quantized(folder_of(file))), as_file=True)
     assert report.outcome == "FAIL"
     assert report.reasons[0].startswith("Decoded a token at a time, the error is")
     assert report.account is not None

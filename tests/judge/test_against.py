@@ -16,7 +16,7 @@ TEXT = "the dog ran to the house and the cat saw the dog; the dog saw nothing. "
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = talking(tmp_path_factory.mktemp("original"), n_layer=2, n_positions=64)
     (place / "text").write_text(TEXT, encoding="utf-8")
     return place
@@ -32,26 +32,24 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(original: Path, tuned: Path) -> minigpt.ParityReport:
-    return minigpt.parity(
-        tuned, against=original, prompts=PROMPTS, max_new_tokens=0, text=original / "text", device="cpu"
-    )
+def report(base: Path, tuned: Path) -> minigpt.ParityReport:
+    return minigpt.parity(tuned, against=base, prompts=PROMPTS, max_new_tokens=0, text=base / "text", device="cpu")
 
 
-def test_it_is_different_and_the_original_is_named(report: minigpt.ParityReport, original: Path, tuned: Path) -> None:
-    assert (report.outcome, report.model, report.against) == ("DIFFERENT", str(tuned), str(original))
+def test_it_is_different_and_the_original_is_named(report: minigpt.ParityReport, base: Path, tuned: Path) -> None:
+    assert (report.outcome, report.model, report.against) == ("DIFFERENT", str(tuned), str(base))
     assert report.bitwise.equal, "the original in reference arithmetic is transformers', whatever was tuned"
-    assert f"{tuned} is another checkpoint than {original}" in report.reasons[-1]
+    assert f"{tuned} is another checkpoint than {base}" in report.reasons[-1]
 
 
 @torch.no_grad()
-def test_kl_and_top1_are_of_the_two_models(original: Path, tuned: Path) -> None:
-    report = minigpt.parity(tuned, against=original, prompts=PROMPTS, max_new_tokens=0, device="cpu")
+def test_kl_and_top1_are_of_the_two_models(base: Path, tuned: Path) -> None:
+    report = minigpt.parity(tuned, against=base, prompts=PROMPTS, max_new_tokens=0, device="cpu")
     logits = {}
-    for place in (original, tuned):
+    for place in (base, tuned):
         model = GPT2LMHeadModel.from_pretrained(place).double()
         logits[place] = torch.cat([model(torch.tensor([ids])).logits[0] for ids in PROMPTS])
-    p, q = (logits[place].log_softmax(-1) for place in (original, tuned))
+    p, q = (logits[place].log_softmax(-1) for place in (base, tuned))
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(-1)
     assert report.distribution.kl_mean == pytest.approx(kl.mean().item(), rel=1e-3)
     same = (p.argmax(-1) == q.argmax(-1)).double().mean().item()
@@ -64,17 +62,17 @@ def test_the_drift_begins_after_what_was_tuned(report: minigpt.ParityReport) -> 
     assert drift["ln_f"] > 1e-3
 
 
-def test_another_shape_cannot_be_compared(original: Path, tmp_path: Path) -> None:
+def test_another_shape_cannot_be_compared(base: Path, tmp_path: Path) -> None:
     other = saved(reference(**SHAPE, n_layer=1), tmp_path)
     with pytest.raises(minigpt.ConfigError, match="must have the same shape to be compared, but n_layer is 1 and 2"):
-        minigpt.parity(other, against=original, prompts=PROMPTS, device="cpu")
+        minigpt.parity(other, against=base, prompts=PROMPTS, device="cpu")
 
 
-def test_the_norms_that_a_checkpoint_names_are_left_there(original: Path, tmp_path: Path) -> None:
-    model = minigpt.from_pretrained(original, norm="rms", device="cpu")
+def test_the_norms_that_a_checkpoint_names_are_left_there(base: Path, tmp_path: Path) -> None:
+    model = minigpt.from_pretrained(base, norm="rms", device="cpu")
     minigpt.save_pretrained(model, tmp_path / "rms")
     how = dict(prompts=PROMPTS, max_new_tokens=0, device="cpu")
-    saved_norms = minigpt.parity(tmp_path / "rms", against=original, **how)
-    swapped = minigpt.parity(original, norm="rms", **how)
+    saved_norms = minigpt.parity(tmp_path / "rms", against=base, **how)
+    swapped = minigpt.parity(base, norm="rms", **how)
     assert saved_norms.distribution.kl_mean == pytest.approx(swapped.distribution.kl_mean)
     assert saved_norms.bitwise.equal

@@ -31,7 +31,7 @@ PROMPTS = [[5, 17, 3, 80, 41, 9], [60, 2, 2, 33]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function of an architecture's name that returns the folder of its model."""
     root = tmp_path_factory.mktemp("architectures")
 
@@ -92,10 +92,10 @@ def judged(original: minigpt.Original, **options: Any) -> minigpt.ParityReport:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", EVERY)
-def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: str, folder: Any) -> None:
+def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: str, folder_of: Any) -> None:
     right, site = ARCHITECTURES[name].norm, ARCHITECTURES[name].site
-    original = minigpt.Original(folder(name), dtype=dtype, device="cpu", prompts=PROMPTS, max_new_tokens=4)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder(name))
+    original = minigpt.Original(folder_of(name), dtype=dtype, device="cpu", prompts=PROMPTS, max_new_tokens=4)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder_of(name))
     norms = [path for path, module in model.named_modules() if "norm" in type(module).__name__.lower()]
     assert {*original.truth.facts.sites} == {*norms}
     report = judged(original, norm=right)
@@ -116,8 +116,8 @@ def test_the_sites_own_function_passes_and_another_is_named(name: str, dtype: st
 
 
 @pytest.mark.parametrize("name", ["gemma", pytest.param("gemma3", marks=pytest.mark.thorough)])
-def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name: str, folder: Any) -> None:
-    original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS, max_new_tokens=2)
+def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name: str, folder_of: Any) -> None:
+    original = minigpt.Original(folder_of(name), device="cpu", prompts=PROMPTS, max_new_tokens=2)
     report = judged(original, norm="rms")
     assert report.passed
     assert report.notes == ["the sites multiply by 1 + weight; the new norms are given that sum"]
@@ -135,9 +135,9 @@ def test_gemmas_weight_is_moved_by_one_and_a_norm_that_lacks_the_one_fails(name:
     ],
     ids=["gemma", "llama", "few bits"],
 )  # fmt: skip
-def test_the_site_that_rounds_elsewhere_is_named(name: str, other: Any, same: Any, words: str, folder: Any) -> None:
+def test_the_site_that_rounds_elsewhere_is_named(name: str, other: Any, same: Any, words: str, folder_of: Any) -> None:
     """In half precision one rounding more is within twice transformers' own error, so it passes with a note."""
-    original = minigpt.Original(folder(name), dtype="bfloat16", device="cpu", prompts=PROMPTS, max_new_tokens=0)
+    original = minigpt.Original(folder_of(name), dtype="bfloat16", device="cpu", prompts=PROMPTS, max_new_tokens=0)
     site = ARCHITECTURES[name].site
     report = judged(original, norm=other, sites=site)
     assert report.outcome == "PASS"
@@ -146,10 +146,10 @@ def test_the_site_that_rounds_elsewhere_is_named(name: str, other: Any, same: An
 
 
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("opt", marks=pytest.mark.thorough)])
-def test_a_wrong_norm_is_the_only_place_that_adds_an_error(name: str, folder: Any) -> None:
+def test_a_wrong_norm_is_the_only_place_that_adds_an_error(name: str, folder_of: Any) -> None:
     """A norm of heads (1, T, H, D), and one whose rows have no batch (T, C)."""
-    original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS[:1], max_new_tokens=0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder(name))
+    original = minigpt.Original(folder_of(name), device="cpu", prompts=PROMPTS[:1], max_new_tokens=0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder_of(name))
     site = ARCHITECTURES[name].site
     model.get_parameter(f"{site}.weight").data *= 1.1
     report = original.judge(model)
@@ -176,8 +176,8 @@ def test_a_model_of_several_streams_is_judged_where_a_norm_is_wrong(tmp_path: Pa
     assert report.new_errors == ["model.norm"]
 
 
-def test_the_kl_divergence_is_that_of_transformers_alone(folder: Any) -> None:
-    place = folder("pythia")
+def test_the_kl_divergence_is_that_of_transformers_alone(folder_of: Any) -> None:
+    place = folder_of("pythia")
     original = minigpt.Original(place, device="cpu", prompts=PROMPTS, max_new_tokens=0)
     report = judged(original, norm="rms")
     exact = transformers.AutoModelForCausalLM.from_pretrained(place).double().eval()
@@ -193,8 +193,8 @@ def test_the_kl_divergence_is_that_of_transformers_alone(folder: Any) -> None:
     assert report.distribution.kl_mean > 1e-4
 
 
-def test_a_record_is_judged_by_outputs_that_transformers_wrote(folder: Any, tmp_path: Path) -> None:
-    place, record, outputs = folder("qwen3"), tmp_path / "record.safetensors", tmp_path / "outputs.safetensors"
+def test_a_record_is_judged_by_outputs_that_transformers_wrote(folder_of: Any, tmp_path: Path) -> None:
+    place, record, outputs = folder_of("qwen3"), tmp_path / "record.safetensors", tmp_path / "outputs.safetensors"
     minigpt.Original(place, device="cpu", prompts=PROMPTS, max_new_tokens=2, gradients=True).save(record)
     model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
     with safe_open(record, "pt") as stored, torch.no_grad():
@@ -208,9 +208,9 @@ def test_a_record_is_judged_by_outputs_that_transformers_wrote(folder: Any, tmp_
     assert original.judge(norm="rms", gradients=True).passed
 
 
-def test_a_model_that_the_caller_holds(folder: Any) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval()
-    options: dict[str, Any] = dict(against=folder("pythia"), prompts=PROMPTS, max_new_tokens=2)
+def test_a_model_that_the_caller_holds(folder_of: Any) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder_of("pythia")).eval()
+    options: dict[str, Any] = dict(against=folder_of("pythia"), prompts=PROMPTS, max_new_tokens=2)
     calls = []
     model.gpt_neox.final_layer_norm.register_forward_hook(lambda *_: calls.append(1))
     report = minigpt.parity(model, gradients=True, **options)
@@ -227,8 +227,8 @@ def test_a_model_that_the_caller_holds(folder: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba", "openai-gpt"])
-def test_recurrent_models_and_those_without_a_cache_are_read_token_by_token(name: str, folder: Any) -> None:
-    original = minigpt.Original(folder(name), device="cpu", prompts=PROMPTS, max_new_tokens=4)
+def test_recurrent_models_and_those_without_a_cache_are_read_token_by_token(name: str, folder_of: Any) -> None:
+    original = minigpt.Original(folder_of(name), device="cpu", prompts=PROMPTS, max_new_tokens=4)
     assert original.truth.floor.decoded.rms < 1e-5 * original.truth.floor.decoded.scale
     report = judged(original, norm=ARCHITECTURES[name].norm)
     assert (report.outcome, report.missing, report.greedy.tokens_compared) == ("PASS", [], 8)
@@ -236,16 +236,16 @@ def test_recurrent_models_and_those_without_a_cache_are_read_token_by_token(name
 
 
 @pytest.mark.thorough
-def test_adapters_of_peft_and_hooks_of_accelerate_change_no_site(folder: Any) -> None:
+def test_adapters_of_peft_and_hooks_of_accelerate_change_no_site(folder_of: Any) -> None:
     hooks, peft = pytest.importorskip("accelerate.hooks"), pytest.importorskip("peft")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder_of("pythia")).eval()
     sites = minigpt.norm_sites(model)
     for path in sites:
         hooks.add_hook_to_module(model.get_submodule(path), hooks.AlignDevicesHook(execution_device="cpu"))
     assert minigpt.norm_sites(model) == sites
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query_key_value"], r=2)).eval()
     assert minigpt.norm_sites(adapted) == {f"base_model.model.{path}": site for path, site in sites.items()}
-    report = minigpt.parity(adapted, against=folder("pythia"), prompts=PROMPTS, max_new_tokens=2)
+    report = minigpt.parity(adapted, against=folder_of("pythia"), prompts=PROMPTS, max_new_tokens=2)
     assert (report.outcome, report.missing) == ("PASS", [])
 
 
@@ -273,11 +273,11 @@ def compiled_forward(model: Any) -> Any:
 @pytest.mark.thorough
 @pytest.mark.parametrize("compiled", [compiled_whole, compiled_by_blocks, compiled_in_place, compiled_forward])
 def test_a_compiled_model_that_has_run_is_judged_and_swapped_by_the_paths_that_it_had(
-    compiled: Any, folder: Any
+    compiled: Any, folder_of: Any
 ) -> None:
-    model = compiled(transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval())
+    model = compiled(transformers.AutoModelForCausalLM.from_pretrained(folder_of("pythia")).eval())
     model(torch.tensor(PROMPTS[:1]))
-    options: dict[str, Any] = dict(against=folder("pythia"), prompts=PROMPTS, max_new_tokens=2)
+    options: dict[str, Any] = dict(against=folder_of("pythia"), prompts=PROMPTS, max_new_tokens=2)
     assert {**minigpt.norm_sites(model)} == minigpt.norm_sites(random_model("pythia"))
     report = minigpt.parity(model, gradients=True, **options)
     assert (report.outcome, report.missing) == ("PASS", [])
@@ -291,11 +291,11 @@ def test_a_compiled_model_that_has_run_is_judged_and_swapped_by_the_paths_that_i
     assert report.first_off.place == "gpt_neox.layers.1.input_layernorm"
 
 
-def test_one_norm_at_two_sites_is_named_where_it_is_wrong(folder: Any) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder("pythia")).eval()
+def test_one_norm_at_two_sites_is_named_where_it_is_wrong(folder_of: Any) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder_of("pythia")).eval()
     layers = model.gpt_neox.layers
     layers[1].input_layernorm = layers[0].input_layernorm
-    report = minigpt.parity(model, against=folder("pythia"), prompts=PROMPTS, max_new_tokens=0)
+    report = minigpt.parity(model, against=folder_of("pythia"), prompts=PROMPTS, max_new_tokens=0)
     assert report.first_off is not None
     assert report.first_off.place == "gpt_neox.layers.1.input_layernorm"
     errors = {site.site: site.propagated_error for site in report.norm_sites}
@@ -303,7 +303,7 @@ def test_one_norm_at_two_sites_is_named_where_it_is_wrong(folder: Any) -> None:
 
 
 def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
-    folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = dict(device="cpu", max_new_tokens=0)
     random_model("pythia", max_position_embeddings=MOST_WINDOW + 2).save_pretrained(tmp_path)
@@ -311,20 +311,20 @@ def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
     shape = original.truth.facts.shape
     assert (shape.n_positions, shape.window) == (MOST_WINDOW + 2, MOST_WINDOW)
     with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):
-        minigpt.Original(folder("pythia"), prompts=[[3] * 41], **options)
+        minigpt.Original(folder_of("pythia"), prompts=[[3] * 41], **options)
     monkeypatch.setattr("minigpt.judge.texts.MOST_PROMPT", 96 * 8)
     with pytest.raises(minigpt.GenerationError, match=r"prompt 0 has 9 tokens, and with 96 logits each .* at most 8; "):
-        minigpt.Original(folder("pythia"), prompts=[[3] * 9], **options)
+        minigpt.Original(folder_of("pythia"), prompts=[[3] * 9], **options)
 
 
-def test_removal_and_bisection_swap_site_after_site(folder: Any) -> None:
+def test_removal_and_bisection_swap_site_after_site(folder_of: Any) -> None:
     options: dict[str, Any] = dict(norm="rms", prompts=PROMPTS, max_new_tokens=0, device="cpu")
-    report = minigpt.parity(folder("pythia"), remove=True, budget="kl=10", **options)
+    report = minigpt.parity(folder_of("pythia"), remove=True, budget="kl=10", **options)
     assert report.removal is not None
     assert {step.site for step in report.removal.steps} == {*minigpt.norm_sites(random_model("pythia"))}
     site = "model.layers.1.self_attn.q_norm"
     norms = {"*": "rms", site: WrongEps}
-    report = minigpt.parity(folder("qwen3"), bisect=True, **options | {"norm": norms})
+    report = minigpt.parity(folder_of("qwen3"), bisect=True, **options | {"norm": norms})
     assert report.bisect is not None
     assert report.bisect.sites == [site]
 
@@ -337,16 +337,16 @@ def test_removal_and_bisection_swap_site_after_site(folder: Any) -> None:
         ({"norm": "rms", "sites": "ln_f"}, r"no norm site matches 'ln_f'; the sites are model\.layers\.0"),
     ],
 )
-def test_what_is_for_gpt2_alone_is_refused_in_one_sentence(options: dict[str, Any], words: str, folder: Any) -> None:
+def test_what_is_for_gpt2_alone_is_refused_in_one_sentence(options: dict[str, Any], words: str, folder_of: Any) -> None:
     with pytest.raises(minigpt.MiniGPTError, match=words):
-        minigpt.parity(folder("qwen3"), prompts=PROMPTS, max_new_tokens=0, device="cpu", **options)
+        minigpt.parity(folder_of("qwen3"), prompts=PROMPTS, max_new_tokens=0, device="cpu", **options)
     with pytest.raises(minigpt.MiniGPTError, match="is a qwen3, and this needs a GPT-2"):
-        minigpt.from_pretrained(folder("qwen3"))
+        minigpt.from_pretrained(folder_of("qwen3"))
 
 
-def test_a_folder_runs_no_code_and_lacks_no_weight(folder: Any, tmp_path: Path) -> None:
+def test_a_folder_runs_no_code_and_lacks_no_weight(folder_of: Any, tmp_path: Path) -> None:
     place = tmp_path / "model"
-    shutil.copytree(folder("qwen3"), place)
+    shutil.copytree(folder_of("qwen3"), place)
     config = json.loads((place / "config.json").read_text())
     remote = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     (place / "config.json").write_text(json.dumps(config | remote))
@@ -439,10 +439,10 @@ def test_a_norm_with_a_fixed_weight_is_named() -> None:
 # Models that are not what their weights say, and models without norms
 
 
-def test_an_adapter_beside_a_model_is_refused_for_every_architecture(folder: Any, tmp_path: Path) -> None:
+def test_an_adapter_beside_a_model_is_refused_for_every_architecture(folder_of: Any, tmp_path: Path) -> None:
     """transformers adds it where PEFT is installed, and reads the model without it where it is not."""
     saved(reference(), tmp_path / "gpt2")
-    shutil.copytree(folder("qwen3"), tmp_path / "qwen3")
+    shutil.copytree(folder_of("qwen3"), tmp_path / "qwen3")
     for name in ("gpt2", "qwen3"):
         (tmp_path / name / "adapter_config.json").write_text("{}")
         with pytest.raises(minigpt.CheckpointError, match="holds an adapter of PEFT"):
@@ -462,10 +462,10 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("method", QUANTIZED)
-def test_quantized_weights_are_refused_in_a_sentence(method: str, folder: Any, tmp_path: Path) -> None:
+def test_quantized_weights_are_refused_in_a_sentence(method: str, folder_of: Any, tmp_path: Path) -> None:
     """Whether or not the package is installed that would read them, and wherever the weights would be."""
     saved(reference(), tmp_path / "gpt2")
-    shutil.copytree(folder("qwen3"), tmp_path / "qwen3")
+    shutil.copytree(folder_of("qwen3"), tmp_path / "qwen3")
     for name in ("gpt2", "qwen3"):
         edit_config(tmp_path / name, quantization_config=QUANTIZED[method])
         with pytest.raises(minigpt.CheckpointError, match=r"quantized weights|transformers cannot open"):

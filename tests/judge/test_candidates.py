@@ -197,12 +197,12 @@ def test_a_fault_is_named_by_the_first_output_that_it_touches(
     ("change", "complaint"),
     [
         (lambda tensors: tensors.pop("logits.1"), r"no logits\.1"),
-        (lambda tensors: tensors.update({"h.7.0": torch.zeros(10, 32)}), r"h\.7\.0"),
+        (lambda tensors: tensors.update({"h.7.0": torch.zeros(14, 32)}), r"h\.7\.0"),
         (lambda tensors: tensors.update({"logits.0": torch.zeros(2, 61)}), r"logits\.0 must have shape"),
-        (lambda tensors: tensors.update({"logits.0": torch.zeros(1, 10, 61)}), r"leave the batch axis out, as x\[0\]"),
+        (lambda tensors: tensors.update({"logits.0": torch.zeros(1, 14, 61)}), r"leave the batch axis out, as x\[0\]"),
         (lambda tensors: tensors.update({"logits.0": torch.zeros(1, 61)}), r"these are of one position"),
-        (lambda tensors: tensors.update({"logits.0": torch.zeros(10, 64)}), r"cut to the first 61 columns"),
-        (lambda tensors: tensors.update({"ln_f.0": torch.zeros(10, 32, dtype=torch.long)}), r"ln_f\.0"),
+        (lambda tensors: tensors.update({"logits.0": torch.zeros(14, 64)}), r"cut to the first 61 columns"),
+        (lambda tensors: tensors.update({"ln_f.0": torch.zeros(14, 32, dtype=torch.long)}), r"ln_f\.0"),
     ],
 )
 def test_a_file_that_does_not_fit_the_record(

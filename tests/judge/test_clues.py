@@ -9,6 +9,7 @@ import architectures
 import planted
 import pytest
 import torch
+from judgements import PROMPTS
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
@@ -19,17 +20,11 @@ from minigpt.judge.diagnosis import find_clues
 from minigpt.judge.evidence import Evidence
 from minigpt.report.page import report_page
 
-PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52, 8]]
 RANDOM = "dropout may be on"
 KINDS = (
     "longest prompt is right", "what is written behind it", "right before position", "Position 0 is right",
     "error grows", "monotone function", "first output that is off is", "first block that is off", RANDOM,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def original(folder: Path) -> minigpt.Original:
-    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, device="cpu")
 
 
 # Most of the time goes to the mistakes that have a name. Where none is sought, clues are the same.

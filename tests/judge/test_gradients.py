@@ -14,11 +14,11 @@ from transformers import GPT2LMHeadModel
 import minigpt
 from minigpt.report.parts import parts_of
 
-PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 9, 30], [3, 60, 1]]
+PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 9, 30], [3, 60, 1]]  # one has a token twice
 
 
 @pytest.fixture(scope="module")
-def original(folder: Path) -> minigpt.Original:
+def own_original(folder: Path) -> minigpt.Original:
     return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, gradients=True, device="cpu")
 
 
@@ -65,36 +65,36 @@ def with_fault(name: str) -> type[minigpt.LayerNorm]:
 
 @pytest.mark.parametrize("norm", [Detached, *map(with_fault, ("mean twice", "rounded", "lost row"))])
 @pytest.mark.parametrize("site", ["h.0.ln_2", "h.1.ln_1"])
-def test_a_wrong_backward_fails(original: minigpt.Original, norm: Any, site: str) -> None:
-    report = original.judge(norm=norm, sites=site)
+def test_a_wrong_backward_fails(own_original: minigpt.Original, norm: Any, site: str) -> None:
+    report = own_original.judge(norm=norm, sites=site)
     assert report.logits.ratio < 2, "its forward is right"
     assert not report.passed
     assert "gradients" in report.reasons[0]
 
 
 @pytest.mark.parametrize("norm", ["fused", "textbook", with_fault("")])
-def test_a_right_backward_passes(original: minigpt.Original, norm: Any) -> None:
-    report = original.judge(norm=norm)
+def test_a_right_backward_passes(own_original: minigpt.Original, norm: Any) -> None:
+    report = own_original.judge(norm=norm)
     assert report.passed, report.reasons
     print(f"largest ratio {report.gradients[0]}")
     assert [row.ratio for row in report.gradients] == sorted((row.ratio for row in report.gradients), reverse=True)
 
 
-def test_gradients_are_those_of_transformers(original: minigpt.Original, folder: Path) -> None:
+def test_gradients_are_those_of_transformers(own_original: minigpt.Original, folder: Path) -> None:
     """Of the mean loss of all tokens, in float64; the noise is transformers' own at the dtype."""
     gradients = []
     for dtype in (torch.float64, torch.float32):
         model = GPT2LMHeadModel.from_pretrained(folder, dtype=dtype)
-        tokens = sum(len(text.ids) - 1 for text in original.truth.texts.prompts)
-        for text in original.truth.texts.prompts:
+        tokens = sum(len(text.ids) - 1 for text in own_original.truth.texts.prompts)
+        for text in own_original.truth.texts.prompts:
             ids = torch.tensor([text.ids])
             (F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum") / tokens).backward()
         gradients.append({name.removeprefix("transformer."): single.grad for name, single in model.named_parameters()})
     exact, noisy = gradients
     for name, gradient in exact.items():
-        torch.testing.assert_close(original.truth.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(own_original.truth.gradients[name].double(), gradient, rtol=1e-6, atol=1e-8)
         noise = ((noisy[name].double() - gradient).norm() / gradient.norm()).item()
-        assert original.truth.floor.gradients[name] == pytest.approx(noise, rel=0.2)
+        assert own_original.truth.floor.gradients[name] == pytest.approx(noise, rel=0.2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -132,14 +132,14 @@ class OfDetachedInput(torch.nn.LayerNorm):
 
 
 @pytest.mark.parametrize("norm", [NoGradient, OfInference, OfDetachedInput])
-def test_norms_that_pass_no_gradient_are_an_error(original: minigpt.Original, norm: Any) -> None:
+def test_norms_that_pass_no_gradient_are_an_error(own_original: minigpt.Original, norm: Any) -> None:
     with pytest.raises(minigpt.NormError) as caught:
-        original.judge(norm=norm)
+        own_original.judge(norm=norm)
     assert re.match(r"the gradients cannot be compared: .*; a torch\.no_grad, .* in a norm, is the", str(caught.value))
 
 
-def test_one_site_without_gradients_fails(original: minigpt.Original) -> None:
-    report = original.judge(norm=NoGradient, sites="h.0.ln_1")
+def test_one_site_without_gradients_fails(own_original: minigpt.Original) -> None:
+    report = own_original.judge(norm=NoGradient, sites="h.0.ln_1")
     assert report.outcome == "FAIL"
     assert "gradients" in report.reasons[0]
 
@@ -157,14 +157,14 @@ class UnderContext(torch.nn.Module):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_a_module_without_gradients_says_so(original: minigpt.Original, folder: Path, context: Any) -> None:
+def test_a_module_without_gradients_says_so(own_original: minigpt.Original, folder: Path, context: Any) -> None:
     model = UnderContext(GPT2LMHeadModel.from_pretrained(folder).eval(), context)
     if context is torch.enable_grad:
-        assert original.judge(model).passed
+        assert own_original.judge(model).passed
         return
     with pytest.raises(minigpt.NormError, match="the model computes its logits without gradients, as under"):
-        original.judge(model)
-    assert original.judge(model, gradients=False).passed
+        own_original.judge(model)
+    assert own_original.judge(model, gradients=False).passed
 
 
 def test_the_caller_may_be_in_inference_mode(folder: Path) -> None:
@@ -173,11 +173,11 @@ def test_the_caller_may_be_in_inference_mode(folder: Path) -> None:
         assert minigpt.parity(folder, norm="textbook", **options).passed
 
 
-def test_gradients_of_an_offloaded_model_are_refused(original: minigpt.Original, folder: Path) -> None:
+def test_gradients_of_an_offloaded_model_are_refused(own_original: minigpt.Original, folder: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    assert original.judge(model, gradients=False).passed
+    assert own_original.judge(model, gradients=False).passed
     with pytest.raises(minigpt.ConfigError, match=r"^gradients need all Parameters on cpu, .* are offloaded") as caught:
-        original.judge(model)
+        own_original.judge(model)
     assert caught.value.argument == "gradients"

@@ -9,6 +9,7 @@ import planted
 import pytest
 import torch
 from helpers import random_ids, small_model
+from judgements import PROMPTS
 from torch import Tensor
 
 import minigpt
@@ -27,7 +28,6 @@ from minigpt.report.parity_report import ParityReport
 from minigpt.report.sentences import diagnosis_lines, precision_line, sentences
 from minigpt.shape import Shape
 
-PROMPTS = [[5, 17, 42, 8, 23, 11, 9, 30, 2, 7], [3, 60, 1, 12, 50, 33, 21], [44, 2, 9, 28, 6, 31, 14, 52]]
 QUICK = (
     "exact GELU", "no causal mask", "log-probabilities", "positions from 0 again", "count the padding",
     "attn.c_proj not transposed in h.1 alone",
@@ -36,11 +36,6 @@ TOGETHER = [  # their effects do not add up
     pytest.param(pair, marks=() if pair[2:] == ("n - 1", "std + eps") else pytest.mark.thorough)
     for pair in planted.PAIRS[-4:]
 ]
-
-
-@pytest.fixture(scope="module")
-def original(folder: Path) -> minigpt.Original:
-    return minigpt.Original(folder, prompts=PROMPTS, max_new_tokens=4, device="cpu")
 
 
 def judged(original: minigpt.Original, dtype: torch.dtype = torch.float32, **settings: Any) -> ParityReport:

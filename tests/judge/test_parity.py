@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import pytest
 import sabotages
 import torch
@@ -35,12 +34,6 @@ def plain(folder: Path) -> minigpt.ParityReport:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer, where more would show no more."""
     return saved(reference(std=0.3, n_layer=1), tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with a tokenizer."""
-    return checkpoints.talking(tmp_path_factory.mktemp("talking"), n_positions=128)
 
 
 def is_last(length: int) -> Tensor:

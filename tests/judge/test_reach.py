@@ -27,7 +27,7 @@ DEMO = minigpt.Recipe("demo").place()
 
 
 @pytest.fixture(scope="module")
-def original() -> minigpt.Original:
+def demo_original() -> minigpt.Original:
     return minigpt.Original("demo", gradients=True, device="cpu")
 
 
@@ -44,11 +44,11 @@ def demo() -> GPT2LMHeadModel:
     [("h.1.attn.c_attn", 1e-3, "h.1.ln_2"), ("h.2.mlp.c_fc", 2e-4, "h.2"), ("h.0.attn.c_proj", 2e-4, "h.0.ln_2")],
 )
 def test_a_small_fault_is_named_by_the_largest_jump(
-    original: minigpt.Original, demo: GPT2LMHeadModel, path: str, by: float, place: str
+    demo_original: minigpt.Original, demo: GPT2LMHeadModel, path: str, by: float, place: str
 ) -> None:
     with torch.no_grad():
         demo.transformer.get_submodule(path).weight[0, 7] += by
-    report = original.judge(demo, gradients=False)
+    report = demo_original.judge(demo, gradients=False)
     ratios = [(site.site, site.propagated_error / site.noise) for site in report.norm_sites]
     assert not report.passed
     assert report.first_off.place == place, ratios
@@ -67,8 +67,8 @@ def test_without_a_jump_no_place_is_named() -> None:
 # Positions and tokens
 
 
-def test_the_texts_reach_every_position_and_every_token(original: minigpt.Original) -> None:
-    config, reach = original.truth.facts.shape, original.judge(gradients=False).coverage
+def test_the_texts_reach_every_position_and_every_token(demo_original: minigpt.Original) -> None:
+    config, reach = demo_original.truth.facts.shape, demo_original.judge(gradients=False).coverage
     assert (reach.positions, reach.tokens) == (config.n_positions, config.vocab_size)
     assert (reach.context, reach.vocabulary) == (config.n_positions, config.vocab_size)
 
@@ -85,23 +85,23 @@ def one_token(model: GPT2LMHeadModel) -> None:
 
 @pytest.mark.parametrize("fault", [last_position, one_token])
 def test_what_the_prompts_do_not_reach(
-    original: minigpt.Original, demo: GPT2LMHeadModel, fault: Callable[[Any], None]
+    demo_original: minigpt.Original, demo: GPT2LMHeadModel, fault: Callable[[Any], None]
 ) -> None:
     fault(demo)
-    report = original.judge(demo, gradients=False)
+    report = demo_original.judge(demo, gradients=False)
     assert not report.passed
     assert report.text.first_off is not None
 
 
 def test_the_last_position_of_a_window_of_a_file(tmp_path: Path, demo: GPT2LMHeadModel) -> None:
     (tmp_path / "text").write_text("Once upon a time there was a young gardener named Tom. " * 40)
-    original = minigpt.Original("demo", text=tmp_path / "text", max_new_tokens=1, device="cpu")
-    plain = original.judge(demo)
+    demo_original = minigpt.Original("demo", text=tmp_path / "text", max_new_tokens=1, device="cpu")
+    plain = demo_original.judge(demo)
     last_position(demo)
-    report = original.judge(demo)
+    report = demo_original.judge(demo)
     assert plain.passed
     assert not report.passed
-    assert report.text.first_off.position == original.truth.facts.shape.n_positions - 1
+    assert report.text.first_off.position == demo_original.truth.facts.shape.n_positions - 1
     assert report.distribution == plain.distribution, "it counts only where the next window's first token is known"
 
 
@@ -118,12 +118,12 @@ class WrongLate(torch.autograd.Function):
         return grads[0] * (1 + 0.01 * is_late[:, None])
 
 
-def test_gradients_of_the_long_text_are_compared(original: minigpt.Original) -> None:
+def test_gradients_of_the_long_text_are_compared(demo_original: minigpt.Original) -> None:
     class Late(minigpt.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
             return WrongLate.apply(super().forward(x))
 
-    report = original.judge(norm=Late, sites="h.1.ln_1")
+    report = demo_original.judge(norm=Late, sites="h.1.ln_1")
     assert report.logits.ratio < 2
     assert not report.passed
     assert "gradients" in report.reasons[0]
@@ -141,20 +141,20 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_logits_that_are_shifted_at_each_position(
-    original: minigpt.Original, demo: GPT2LMHeadModel, shift: str
+    demo_original: minigpt.Original, demo: GPT2LMHeadModel, shift: str
 ) -> None:
-    report = original.judge(lambda ids: SHIFTS[shift](demo(ids).logits.detach()), gradients=False)
+    report = demo_original.judge(lambda ids: SHIFTS[shift](demo(ids).logits.detach()), gradients=False)
     assert not report.passed
     assert report.distribution.kl_mean < 1e-9
     assert report.logits.ratio_without_shift < 2 < report.logits.ratio
     assert any("shifted by one constant" in reason for reason in report.reasons)
-    assert original.judge(
+    assert demo_original.judge(
         lambda ids: SHIFTS[shift](demo(ids).logits.detach()), gradients=False, budget="kl=1e-9"
     ).passed
 
 
-def test_another_fault_is_no_shift(original: minigpt.Original, demo: GPT2LMHeadModel) -> None:
-    report = original.judge(lambda ids: 1.001 * demo(ids).logits.detach(), gradients=False)
+def test_another_fault_is_no_shift(demo_original: minigpt.Original, demo: GPT2LMHeadModel) -> None:
+    report = demo_original.judge(lambda ids: 1.001 * demo(ids).logits.detach(), gradients=False)
     assert not report.passed
     assert not any("shift" in reason for reason in report.reasons)
 
@@ -163,17 +163,17 @@ def test_another_fault_is_no_shift(original: minigpt.Original, demo: GPT2LMHeadM
 
 
 @pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"attention": "eager"}, {"device": "cpu"}, {"norm": "rms"}])
-def test_options_beside_a_recipe_are_refused(original: minigpt.Original, option: dict[str, str]) -> None:
-    for judge in (minigpt.parity, original.judge):
+def test_options_beside_a_recipe_are_refused(demo_original: minigpt.Original, option: dict[str, str]) -> None:
+    for judge in (minigpt.parity, demo_original.judge):
         with pytest.raises(minigpt.ConfigError) as caught:
             judge(minigpt.Recipe("demo"), **option)
         assert caught.value.argument == next(iter(option))
 
 
-def test_a_search_of_a_function_is_refused_by_its_own_name(original: minigpt.Original) -> None:
+def test_a_search_of_a_function_is_refused_by_its_own_name(demo_original: minigpt.Original) -> None:
     for option in ("sensitivity", "remove", "bisect"):
         with pytest.raises(minigpt.ConfigError) as caught:
-            original.judge(lambda ids: None, **{option: True})
+            demo_original.judge(lambda ids: None, **{option: True})
         assert caught.value.argument == option
 
 
@@ -196,19 +196,19 @@ def test_a_folder_that_is_saved_while_it_is_judged(
         patched.setattr("minigpt.judge.read_original.Reference", Saving)
         with pytest.raises(minigpt.CheckpointError, match="was saved to"):
             minigpt.Original(place, prompts=PROMPTS, device="cpu")
-    original = minigpt.Original(place, prompts=PROMPTS, max_new_tokens=0, device="cpu")
-    assert original.judge().passed
+    demo_original = minigpt.Original(place, prompts=PROMPTS, max_new_tokens=0, device="cpu")
+    assert demo_original.judge().passed
     model.save_pretrained(place)
     with pytest.raises(minigpt.CheckpointError, match="was saved to"):
-        original.judge()
+        demo_original.judge()
 
 
 @pytest.fixture(scope="module")
-def outputs(original: minigpt.Original) -> dict[str, Tensor]:
+def outputs(demo_original: minigpt.Original) -> dict[str, Tensor]:
     """What another program writes: everything, for every text of the record."""
     model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
-    places = [*original.truth.facts.sites, *original.truth.facts.blocks]
-    for n, text in enumerate(original.truth.texts.all):
+    places = [*demo_original.truth.facts.sites, *demo_original.truth.facts.blocks]
+    for n, text in enumerate(demo_original.truth.texts.all):
         with torch.no_grad(), Recorder(model.transformer, places) as recorder:
             tensors[f"logits.{n}"] = model(torch.tensor([text.ids])).logits[0].clone()
         tensors |= {f"{place}.{n}": y[0].clone() for place, y in recorder.outputs.items()}
@@ -216,32 +216,32 @@ def outputs(original: minigpt.Original) -> dict[str, Tensor]:
 
 
 def test_a_program_may_write_every_place_of_every_text(
-    original: minigpt.Original, outputs: dict[str, Tensor], tmp_path: Path
+    demo_original: minigpt.Original, outputs: dict[str, Tensor], tmp_path: Path
 ) -> None:
     save_file(outputs, tmp_path / "file")
-    report = original.judge_outputs(tmp_path / "file", gradients=False)
+    report = demo_original.judge_outputs(tmp_path / "file", gradients=False)
     assert report.passed, report.reasons
-    assert [site.site for site in report.norm_sites] == original.truth.facts.sites
+    assert [site.site for site in report.norm_sites] == demo_original.truth.facts.sites
 
 
 @pytest.mark.parametrize(
     ("key", "named"), [("logits.1", "text 1 are NaN from position 3"), ("h.1.ln_2.0", "h.1.ln_2's")]
 )
 def test_a_nan_in_a_file_fails_with_its_place(
-    original: minigpt.Original, outputs: dict[str, Tensor], tmp_path: Path, key: str, named: str
+    demo_original: minigpt.Original, outputs: dict[str, Tensor], tmp_path: Path, key: str, named: str
 ) -> None:
     broken = copy.deepcopy(outputs)
     broken[key][3:, 5] = math.nan
     broken["logits.0"][0, 0] += 1  # what is NaN at a norm alone is not in the logits
     save_file(broken, tmp_path / "file")
-    report = original.judge_outputs(tmp_path / "file", gradients=False)
+    report = demo_original.judge_outputs(tmp_path / "file", gradients=False)
     assert report.outcome == "FAIL"
     assert any(named in reason for reason in report.reasons), report.reasons
     assert "not finite" in report_page(report) or key != "logits.1"
 
 
-def test_a_record_of_another_version_is_refused(original: minigpt.Original, tmp_path: Path) -> None:
-    original.save(tmp_path / "record")
+def test_a_record_of_another_version_is_refused(demo_original: minigpt.Original, tmp_path: Path) -> None:
+    demo_original.save(tmp_path / "record")
     with safe_open(tmp_path / "record", "pt") as record:
         metadata = record.metadata()
     tensors = load_file(tmp_path / "record")
@@ -253,29 +253,29 @@ def test_a_record_of_another_version_is_refused(original: minigpt.Original, tmp_
             minigpt.Original.load(tmp_path / name)
 
 
-def test_int8_weights_have_no_gradients_and_the_report_says_so(original: minigpt.Original) -> None:
-    report = original.judge(quantize="int8", gradients=True)
+def test_int8_weights_have_no_gradients_and_the_report_says_so(demo_original: minigpt.Original) -> None:
+    report = demo_original.judge(quantize="int8", gradients=True)
     assert report.missing == ["gradients"]
     assert "--gradients compares them" not in str(report)
 
 
-def test_a_model_has_its_own_norms_again_after_a_search(original: minigpt.Original) -> None:
+def test_a_model_has_its_own_norms_again_after_a_search(demo_original: minigpt.Original) -> None:
     model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
     before = model.norm_modules()
-    original.judge(model, sensitivity=True, bisect=True, budget="kl=1", gradients=False)
+    demo_original.judge(model, sensitivity=True, bisect=True, budget="kl=1", gradients=False)
     assert all(module is before[site] for site, module in model.norm_modules().items())
 
 
-def test_the_worst_position_has_its_place(original: minigpt.Original) -> None:
-    worst = original.judge(norm="rms", gradients=False).distribution.worst
+def test_the_worst_position_has_its_place(demo_original: minigpt.Original) -> None:
+    worst = demo_original.judge(norm="rms", gradients=False).distribution.worst
     with torch.inference_mode():
         model = minigpt.from_pretrained("demo", norm="rms", device="cpu")
-        ids = torch.tensor([original.truth.texts.prompts[worst.window].ids])
+        ids = torch.tensor([demo_original.truth.texts.prompts[worst.window].ids])
         q = model(ids)[0].double().log_softmax(-1)
-    p = original.truth.logits(original.truth.texts.prompts[worst.window]).log_softmax(-1)
+    p = demo_original.truth.logits(demo_original.truth.texts.prompts[worst.window]).log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1)
     assert int(kl.argmax()) == worst.position
-    text = original.truth.texts.decode(ids[0, : worst.position + 1].tolist())
+    text = demo_original.truth.texts.decode(ids[0, : worst.position + 1].tolist())
     assert text.endswith(worst.text)
 
 

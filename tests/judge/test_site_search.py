@@ -22,13 +22,13 @@ SITES = [f"h.{i}.ln_{j}" for i in range(4) for j in (1, 2)] + ["ln_f"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(reference(std=0.3, n_layer=4), tmp_path_factory.mktemp("deep"))
 
 
-def wrong_at(folder: Path, sites: Sequence[str], factor: float = 1.01) -> type[minigpt.LayerNorm]:
+def wrong_at(deep: Path, sites: Sequence[str], factor: float = 1.01) -> type[minigpt.LayerNorm]:
     """A LayerNorm that scales by ``factor`` too much at these sites: it knows each by its weights, all different."""
-    model = minigpt.from_pretrained(folder, device="cpu")
+    model = minigpt.from_pretrained(deep, device="cpu")
     weights = [model.get_parameter(f"{site}.weight").detach() for site in sites]
 
     class WrongAtSome(minigpt.LayerNorm):
@@ -40,20 +40,20 @@ def wrong_at(folder: Path, sites: Sequence[str], factor: float = 1.01) -> type[m
 
 
 @pytest.mark.parametrize("sites", [["h.2.ln_2"], ["h.0.ln_1", "h.2.ln_2", "ln_f"]])
-def test_sabotaged_sites_are_those_that_are_named(folder: Path, sites: list[str]) -> None:
-    report = judge(folder, wrong_at(folder, sites), bisect=True)
+def test_sabotaged_sites_are_those_that_are_named(deep: Path, sites: list[str]) -> None:
+    report = judge(deep, wrong_at(deep, sites), bisect=True)
     assert not report.passed
     assert report.bisect.sites == sites
     assert sorted(site for culprits in report.bisect.sets for site in culprits) == sites
     assert report.bisect.verdicts < 3 * len(SITES) * len(sites)
 
 
-def test_a_site_that_is_wrong_only_as_tokens_are_decoded(folder: Path) -> None:
-    class WrongThereAtOneToken(wrong_at(folder, ["h.2.ln_2"])):
+def test_a_site_that_is_wrong_only_as_tokens_are_decoded(deep: Path) -> None:
+    class WrongThereAtOneToken(wrong_at(deep, ["h.2.ln_2"])):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.shape[-2] == 1 else minigpt.LayerNorm.forward(self, x)
 
-    report = judge(folder, WrongThereAtOneToken, bisect=True)
+    report = judge(deep, WrongThereAtOneToken, bisect=True)
     assert report.bisect.sites == ["h.2.ln_2"]
     assert report.logits.ratio < 2
     (reason,) = [reason for reason in report.reasons if reason.startswith("Decoded a token at a time")]
@@ -66,38 +66,38 @@ def test_the_budget_decides_where_there_is_one() -> None:
     assert (report.bisect.sites, report.bisect.sets) == (["h.0.ln_1"], [["h.0.ln_1"]])
 
 
-def test_a_limit_of_perplexity_can_be_searched_by(folder: Path) -> None:
-    actual = judge(folder, wrong_at(folder, ["h.1.ln_1"], factor=2.0), bisect=True, budget="perplexity=1e-3").bisect
+def test_a_limit_of_perplexity_can_be_searched_by(deep: Path) -> None:
+    actual = judge(deep, wrong_at(deep, ["h.1.ln_1"], factor=2.0), bisect=True, budget="perplexity=1e-3").bisect
     assert actual.sites == ["h.1.ln_1"]
 
 
-def test_where_parity_holds_no_site_is_named(folder: Path) -> None:
-    actual = judge(folder, "textbook", bisect=True).bisect
+def test_where_parity_holds_no_site_is_named(deep: Path) -> None:
+    actual = judge(deep, "textbook", bisect=True).bisect
     assert (actual.sites, actual.sets, actual.verdicts) == ([], [], 1)
 
 
-def test_where_something_else_breaks_parity_no_norm_is_blamed(folder: Path) -> None:
-    report = judge(folder, "textbook", quantize="int8", bisect=True)
+def test_where_something_else_breaks_parity_no_norm_is_blamed(deep: Path) -> None:
+    report = judge(deep, "textbook", quantize="int8", bisect=True)
     assert not report.passed
     assert report.bisect.sites == []
     sentence = "What breaks parity: no set of the swapped sites, on the texts as transformers wrote them."
     assert sentence in report_page(report)
 
 
-def test_only_swapped_sites_are_asked_about(folder: Path) -> None:
-    report = judge(folder, wrong_at(folder, SITES), sites=["h.[12].*"], bisect=True, sensitivity=True)
+def test_only_swapped_sites_are_asked_about(deep: Path) -> None:
+    report = judge(deep, wrong_at(deep, SITES), sites=["h.[12].*"], bisect=True, sensitivity=True)
     assert set(report.bisect.sites) == {site.site for site in report.sensitivity} == set(SITES[2:6])
 
 
-def test_sensitivity_is_the_change_that_one_site_makes(folder: Path) -> None:
+def test_sensitivity_is_the_change_that_one_site_makes(deep: Path) -> None:
     """Recomputed with the public interface; a correct site moves nothing but rounding."""
-    norm = wrong_at(folder, ["h.1.ln_2", "h.3.ln_2"])
-    report = judge(folder, norm, sensitivity=True)
+    norm = wrong_at(deep, ["h.1.ln_2", "h.3.ln_2"])
+    report = judge(deep, norm, sensitivity=True)
     ranked = report.sensitivity
     assert [site.rms_error for site in ranked] == sorted((site.rms_error for site in ranked), reverse=True)
     assert {site.site for site in ranked[:2]} == {"h.1.ln_2", "h.3.ln_2"}
     assert ranked[1].rms_error > 100 * ranked[2].rms_error
-    model = minigpt.from_pretrained(folder, device="cpu")
+    model = minigpt.from_pretrained(deep, device="cpu")
     with torch.inference_mode():
         texts = [minigpt.generate(model, torch.tensor([ids]), max_new_tokens=4) for ids in PROMPTS]
         before = [model(text).double().flatten() for text in texts]

@@ -18,7 +18,7 @@ IDS = torch.tensor(PROMPTS[:1])
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def original_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function of an architecture's name that returns its model and its original."""
     kept: dict[str, tuple[Any, minigpt.Original]] = {}
 
@@ -42,8 +42,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("hrm_text", "model.H_module.final_norm"),
     ],
 )
-def test_a_wrong_norm_is_found_where_modules_are_called_again(name: str, site: str, original: Any) -> None:
-    model, truth = original(name)
+def test_a_wrong_norm_is_found_where_modules_are_called_again(name: str, site: str, original_of: Any) -> None:
+    model, truth = original_of(name)
     norm = model.get_submodule(site)
     role = "eps" if hasattr(norm, "eps") else "variance_epsilon"
     before = getattr(norm, role)
@@ -58,9 +58,9 @@ def test_a_wrong_norm_is_found_where_modules_are_called_again(name: str, site: s
 
 
 @pytest.mark.parametrize("name", ["minimax", "deepseek_v4"])
-def test_a_model_makes_its_own_kind_of_cache(name: str, original: Any) -> None:
+def test_a_model_makes_its_own_kind_of_cache(name: str, original_of: Any) -> None:
     """MiniMax takes no DynamicCache. DeepSeek V4 compresses keys, and a norm of these has a row for several tokens."""
-    model, truth = original(name)
+    model, truth = original_of(name)
     report = truth.judge(model)
     assert report.outcome == "PASS"
     assert report.decoding is not None
@@ -166,9 +166,9 @@ def test_norms_of_several_widths_are_judged(config: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("part", ["an activation", "a frozen activation", "a norm", "the model"])
-def test_parts_of_torchscript_are_judged(part: str, original: Any) -> None:
+def test_parts_of_torchscript_are_judged(part: str, original_of: Any) -> None:
     """They take no hook of ours, and a frozen one has no mode."""
-    model, truth = original("llama")
+    model, truth = original_of("llama")
     held = copy.deepcopy(model)
     scripted = torch.jit.script(nn.SiLU().eval())
     if part == "the model":
@@ -194,9 +194,9 @@ class Scripted(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_default_dtype_of_the_process_changes_nothing(dtype: torch.dtype, original: Any, tmp_path: Path) -> None:
+def test_the_default_dtype_of_the_process_changes_nothing(dtype: torch.dtype, original_of: Any, tmp_path: Path) -> None:
     """Training scripts set it."""
-    model, truth = original("qwen3")
+    model, truth = original_of("qwen3")
     sites = minigpt.norm_sites(model)
     expected = truth.judge(model).logits
     model.save_pretrained(tmp_path)
@@ -215,9 +215,9 @@ def test_the_default_dtype_of_the_process_changes_nothing(dtype: torch.dtype, or
         torch.set_default_dtype(torch.float32)
 
 
-def test_modules_of_torch_export_are_judged_by_their_logits(original: Any) -> None:
+def test_modules_of_torch_export_are_judged_by_their_logits(original_of: Any) -> None:
     """They refuse ``eval``. As modules, a norm lists its input beside its output where both are used later."""
-    model, truth = original("llama")
+    model, truth = original_of("llama")
     tokens = torch.export.Dim("tokens", min=2, max=40)
     program = torch.export.export(Logits(model), (IDS,), dynamic_shapes=({1: tokens},), strict=False)
     for exported in (program.module(), torch.export.unflatten(program)):
@@ -230,8 +230,8 @@ def test_modules_of_torch_export_are_judged_by_their_logits(original: Any) -> No
 
 
 @pytest.mark.parametrize(("name", "factor"), [("granite", 8.0), ("llama", -0.05)])
-def test_a_factor_of_the_logits_is_named(name: str, factor: float, original: Any) -> None:
+def test_a_factor_of_the_logits_is_named(name: str, factor: float, original_of: Any) -> None:
     """It multiplies the noise of the logits too. Granite's config has one, which a port may forget."""
-    model, truth = original(name)
+    model, truth = original_of(name)
     report = truth.judge(lambda ids: factor * model(ids).logits, diagnose=True)
     assert [found.mistake for found in report.diagnosis] == ["logits multiplied by a constant"]

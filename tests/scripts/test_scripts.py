@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import talking
 
 import minigpt
 
@@ -25,11 +24,6 @@ class Wrong(minigpt.LayerNorm):
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking(tmp_path_factory.mktemp("talking"), n_positions=128)
-
-
 def run(script: str, *words: object) -> tuple[int, str, str]:
     """Exit status, standard output and standard error, from a folder that is not the repository's."""
     done = subprocess.run(
@@ -40,17 +34,17 @@ def run(script: str, *words: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_generate_writes_what_python_writes(folder: Path) -> None:
-    model, tokenizer = minigpt.from_pretrained(folder), minigpt.Tokenizer.from_pretrained(folder)
+def test_generate_writes_what_python_writes(talking: Path) -> None:
+    model, tokenizer = minigpt.from_pretrained(talking), minigpt.Tokenizer.from_pretrained(talking)
     settings: dict[str, Any] = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)
     expected = "".join(minigpt.stream(model, tokenizer, "the dog", **settings))
-    actual = run("generate.py", "the dog", "--model", folder, "--max-new-tokens", 10, "--seed", 3)
+    actual = run("generate.py", "the dog", "--model", talking, "--max-new-tokens", 10, "--seed", 3)
     assert actual == (0, f"the dog{expected}\n", "")
 
 
 @pytest.mark.thorough
-def test_a_norm_of_ones_own_changes_next_to_nothing(folder: Path) -> None:
-    status, out, err = run("swap_layer_norm.py", "--prompt", "the dog", "--model", folder, "--sites", "h.*.ln_?")
+def test_a_norm_of_ones_own_changes_next_to_nothing(talking: Path) -> None:
+    status, out, err = run("swap_layer_norm.py", "--prompt", "the dog", "--model", talking, "--sites", "h.*.ln_?")
     assert (status, err) == (0, "")
     head, change, *texts = out.splitlines()
     assert head == "replaced 2 norms: h.0.ln_1, h.0.ln_2"
@@ -64,10 +58,10 @@ def test_a_norm_of_ones_own_changes_next_to_nothing(folder: Path) -> None:
 
 
 def test_check_parity_tells_the_truth_and_its_exit_status_too(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    talking: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        import_module("check_parity").main(model=str(folder))
+        import_module("check_parity").main(model=str(talking))
     out = capsys.readouterr().out
     assert ended.value.code == 0
     assert all(f"{site} " in out for site in ("h.0.ln_1", "h.0.ln_2", "ln_f"))
@@ -75,7 +69,7 @@ def test_check_parity_tells_the_truth_and_its_exit_status_too(
 
     (tmp_path / "wrong.py").write_text(WRONG_NORM, encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
-        import_module("check_parity").main(model=str(folder), norm=f"{tmp_path / 'wrong.py'}:Wrong")
+        import_module("check_parity").main(model=str(talking), norm=f"{tmp_path / 'wrong.py'}:Wrong")
     assert ended.value.code == 1
     assert "times the noise floor" in capsys.readouterr().out.splitlines()[-1]
 
