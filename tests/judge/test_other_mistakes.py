@@ -7,6 +7,8 @@ import ported
 import pytest
 import torch
 from architectures import ARCHITECTURES, random_model
+from torch import nn
+from transformers import AutoModelForCausalLM
 
 import minigpt
 from minigpt.checkpoint.transformers_model import load_with_transformers
@@ -112,3 +114,20 @@ def test_a_model_whose_weights_stay_in_their_files_has_no_mistakes_in_its_module
     assert found.diagnosis is not None
     assert [one.mistake for one in found.diagnosis] == ["log-probabilities in place of logits"]
     assert any("no mistake in attention" in note for note in found.notes)
+
+
+def test_linear_layers_in_int8_are_named_as_those_of_torchao(tmp_path: Path) -> None:
+    """A head that is tied to the embedding is rounded, and the embedding is not. Steps are those of torchao 0.18."""
+    ported.random_family("qwen2", tmp_path, hidden_size=64, intermediate_size=64)
+    original = minigpt.Original(tmp_path, prompts=ported.PROMPTS, max_new_tokens=4, device="cpu")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            scale = module.weight.detach().abs().amax(1, keepdim=True) / ((127 + 128) / 2)
+            steps = (module.weight.detach() * scale.reciprocal()).round().clamp(-128, 127).to(torch.int8)
+            module.weight = nn.Parameter(steps * scale)
+    report = original.judge(lambda ids: model(ids, use_cache=False).logits, diagnose=True)
+    assert report.diagnosis is not None
+    (found,) = report.diagnosis
+    assert found.mistake == "the weights of linear layers rounded to int8, as torchao does"
+    assert found.ratio < 2

@@ -162,8 +162,25 @@ def round_matrices(model: nn.Module, swaps: Swaps, rounds: Rounds) -> None:
             swaps.set(module, name, done[id(parameter)])
 
 
+def by_reciprocal(x: Tensor) -> Tensor:
+    """Round rows to int8 as torchao 0.18 does: times the reciprocal of a scale, the largest number / 127.5."""
+    single = x.float()
+    scale = (single.abs().amax(-1, keepdim=True) / 127.5).clamp(min=torch.finfo(torch.float32).tiny)
+    steps = (single * (1 / scale)).round().clamp(-128, 127)
+    return (steps * scale).to(x.dtype)
+
+
+def round_linear(model: nn.Module, swaps: Swaps, rounds: Rounds) -> None:
+    """Round the weights of torch's linear layers, and not of embeddings that they are tied to."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            swaps.parameter(module, "weight", rounds(module.weight))
+
+
 def rounded_matrices() -> Iterator[Mistake]:
     """Yield roundings of the weights of a model of any architecture."""
+    words = "the weights of linear layers rounded to int8, as torchao does"
+    yield rounding_of(words, by_reciprocal, ERRORS["int8"], round_linear)
     for form, rounds, error in formats():
         yield rounding_of(f"the weight matrices rounded to {form}", rounds, error, round_matrices)
 
