@@ -196,11 +196,12 @@ def accounts() -> str:
         for figure in ("ratio", "kl"):
             line += [brief(account[part][figure]) for part in ("total", "weights", "own")]
         left = (account["own"], *account["steps"])[-1]["ratio"]
-        best = f"{brief(account['calm_left'])} at {account['calm']} of {account['positions']}"
+        best = f"{brief(account['calm_left'])} of {brief(account['calm_noise'])}"
+        best = f"{best} at {account['calm']} of {account['positions']}"
         lines.append([*line, best, f"{brief(left)} of {brief(account['noise'])}" if account["steps"] else "-"])
     heads = [
         "file", "all", "weights", "arithmetic", "KL of all", "of the weights", "of the arithmetic",
-        "left where it agrees", "left in all, of noise",
+        "left where it agrees, of noise", "left in all, of noise",
     ]  # fmt: skip
     return markdown(heads, lines).replace("_", r"\_")
 

@@ -46,6 +46,11 @@ def rows(folder: Path) -> Iterator[Row]:
     yield row("F16 file", "f16", "weights and inputs of products rounded to float16")
     yield row("BF16 file", "bf16", "weights and inputs of products rounded to bfloat16")
     yield row("Q8_0 file", "q8_0", "weights and inputs of products rounded to eight bits, by blocks of 32")
+    for kind in ("bf16", "q8_0", "q5_1", "q4_0"):
+        cause = f"keys and values in {kind}; {GELU}"
+        yield row(
+            f"F32 file, flash attention, cache in {kind}", "f32", cause, flash_attn=True, type_k=kind, type_v=kind
+        )
     for kind in FILE_TYPES:
         candidate = partial(engines.gguf, quantized(files["f32"], kind), **WHOLE)
         rounded = f"weights in {kind}, and inputs of products rounded by their types; {GELU}"

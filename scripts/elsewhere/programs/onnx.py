@@ -16,7 +16,10 @@ ROUNDED = "weights and inputs of products rounded to eight bits"
 
 
 def rows(folder: Path) -> Iterator[Row]:
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
 
     file = export(folder)
     yield Row("onnxruntime", "export of transformers' GPT-2", partial(engines.onnx, file), "onnxruntime")
@@ -33,6 +36,17 @@ def rows(folder: Path) -> Iterator[Row]:
         target = folder / f"{how.replace(' ', '-')}.onnx"
         quantize_dynamic(file, target, **options)
         yield Row("onnxruntime", how, partial(engines.onnx, target), "onnxruntime", ROUNDED)
+    for how, level in {"MatMulNBits in int4": 0, "MatMulNBits in int4, accuracy_level 4": 4}.items():
+        graph = ONNXModel(onnx.load(file))
+        graph.replace_gemm_with_matmul()
+        quantizer = MatMulNBitsQuantizer(graph.model, block_size=32, is_symmetric=True, bits=4, accuracy_level=level)
+        quantizer.process()
+        target = folder / f"nbits-{level}.onnx"
+        quantizer.model.save_model_to_file(str(target))
+        cause = (
+            "weights in int4; inputs of products rounded to eight bits, by groups of 32" if level else "weights in int4"
+        )
+        yield Row("onnxruntime", how, partial(engines.onnx, target), "onnxruntime", cause)
 
 
 def fuse(file: Path, target: Path) -> bool:

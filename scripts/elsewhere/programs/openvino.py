@@ -36,11 +36,20 @@ def rows(folder: Path) -> Iterator[Row]:
     yield row("hint bf16", whole, "products in bfloat16", **{HINT: "bf16"})
     yield row("EXECUTION_MODE_HINT ACCURACY", whole, EXECUTION_MODE_HINT="ACCURACY")
     yield row("save_model by default, hint f32", halved, "weights halved to float16 in the file", **{HINT: "f32"})
-    for how, options in {"int8": {}, "int4": {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 32}}.items():
+    modes = nncf.CompressWeightsMode
+    kinds = {
+        "int8": {},
+        "int4": {"mode": modes.INT4_SYM, "group_size": 32},
+        "nf4": {"mode": modes.NF4, "group_size": 32},
+    }
+    for how, options in kinds.items():
         compressed = folder / f"{how}.xml"
         model = nncf.compress_weights(openvino.convert_model(export(folder)), **options)
         openvino.save_model(model, compressed, compress_to_fp16=False)
         rounded = "inputs of products rounded to eight bits, by groups of 32"
+        if how == "nf4":
+            rounded = f"of the head alone {rounded}"
         yield row(f"{how} by nncf, hint f32", compressed, f"weights in {how}; {rounded}", **{HINT: "f32"})
+        yield row(f"{how} by nncf, by default", compressed, f"weights in {how}; {BFLOAT16}")
         whole_inputs = {HINT: "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
         yield row(f"{how} by nncf, hint f32, no dynamic quantization", compressed, f"weights in {how}", **whole_inputs)
