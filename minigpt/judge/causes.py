@@ -40,10 +40,11 @@ def explain(
     """
     # Windows, or tokens read one by one, may be off all the same.
     are_prompts_right = figures.logits.ratio <= MOST_NOISE
-    precision = None
-    if verdict.passed or (not are_prompts_right and is_off_at_once(figures)):
-        precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     is_long_text_off = figures.text is not None and not figures.text.logits.ratio <= MOST_NOISE
+    is_off_later = are_prompts_right and is_long_text_off
+    precision = None
+    if verdict.passed or (is_off_at_once(figures) and not is_off_later):
+        precision = precision_of(figures.logits.rms_error, truth.floor.precisions)
     if diagnose is None:
         is_explained = figures.account is not None and figures.account.explains
         is_off = not is_explained and (not are_prompts_right or is_long_text_off)
