@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {  # how it is written, wh
     "embeddings": ({}, _with_input("inputs_embeds", FLOAT, [1, 3, 32]), "has the input 'inputs_embeds'"),
     "two ids": ({}, _with_input("tokens", 7, [1, "seq"]), "must take ids of shape"),
     "wide mask": ({}, _with_input("attention_mask", FLOAT, [1, 1, 3, 3]), "can fill it only in the shape"),
-    "short context": ({"tokens": 8}, None, "reads 8 tokens at most, and the texts of .* have up to 10"),
+    "short context": ({"tokens": 8}, None, "reads 8 tokens at most, and the texts of .* have up to 14"),
     "odd past": ({}, _with_input("past_keys", FLOAT, [1, "a", "b", 3]), "cannot leave empty"),
 }
 
@@ -169,7 +169,7 @@ def test_another_vocabulary_and_another_context(original: minigpt.Original, tmp_
     with pytest.raises(minigpt.CheckpointError, match=r"words.onnx has a vocabulary of 70 tokens and .* one of 61"):
         original.judge(engines.onnx(file))
     file = onnx_gpt2.write(reference(n_positions=8), tmp_path / "short.onnx")
-    with pytest.raises(minigpt.CheckpointError, match=r"cannot read a text of 10 tokens with .*short.onnx"):
+    with pytest.raises(minigpt.CheckpointError, match=r"cannot read a text of 14 tokens with .*short.onnx"):
         original.judge(engines.onnx(file))
 
 
