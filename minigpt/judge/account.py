@@ -154,25 +154,34 @@ def costs_of(truth: OriginalData, exact: Reference, weights: FileWeights) -> lis
     """Return what each tensor that the file rounds costs, the most first.
 
     Args:
-        exact: transformers in float64 with the file's weights.
+        exact: transformers in float64 with the file's weights. At the end they are so again.
     """
-    original = Reference(truth.facts, torch.float64)
-    before = dict(original.model.named_parameters())
+    before = dict(Reference(truth.facts).model.named_parameters())  # at the dtype: half the memory
     rounded: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
     for name, parameter in exact.model.named_parameters():
-        if name in before and not torch.equal(parameter, before[name]):
+        if name in before and not torch.equal(parameter, before[name].to(parameter.dtype)):
             rounded[name] = (before[name], parameter)
     shortest = sorted(truth.texts.prompts, key=lambda sample: len(sample.ids))
     texts = first_of(shortest, truth.facts.weights * len(rounded), MOST_WORK)
     right = [truth.logits(sample) for sample in texts]
+    without, alone = dict[str, float](), dict[str, float]()
+    for measured in (without, alone):
+        for name, tensors in rounded.items():
+            exchange(*tensors)
+            measured[name] = compared(read(exact, texts), right, texts).mean("kl")["kl"]
+            exchange(*tensors)
+        for tensors in rounded.values():
+            exchange(*tensors)
     costs: list[TensorShare] = []
-    for name, (one, other) in rounded.items():
-        one.data, other.data = other.data, one.data
-        alone, without = (compared(read(model, texts), right, texts).mean("kl")["kl"] for model in (original, exact))
-        one.data, other.data = other.data, one.data
-        name = name.removeprefix(exact.prefix or "")
-        costs.append(TensorShare(name, weights.types.get(name, ""), alone, without))
+    for path, cost in alone.items():
+        name = path.removeprefix(exact.prefix or "")
+        costs.append(TensorShare(name, weights.types.get(name, ""), cost, without[path]))
     return sorted(costs, key=lambda cost: -cost.alone)
+
+
+def exchange(one: nn.Parameter, other: nn.Parameter) -> None:
+    """Exchange the values of two tensors, each in its own dtype, which the values of both fit."""
+    one.data, other.data = other.data.to(one.dtype), one.data.to(other.dtype)
 
 
 def beginnings(texts: Sequence[Text]) -> list[Text]:

@@ -23,6 +23,7 @@ from minigpt.judge.checkpoint_facts import require_room
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.reference import tensors_of
 from minigpt.judge.runners import FunctionRunner, ModuleRunner, Naming, OurRunner, Runner
+from minigpt.machine import return_memory
 from minigpt.model import GPT2
 from minigpt.norms.foreign.builder import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
@@ -131,6 +132,7 @@ def candidate_of(original: OriginalData, candidate: Any) -> Candidate:
     if isinstance(candidate, OutputsFile):
         return Candidate(FileRunner(original, candidate.file), Claim(str(candidate.file), adds_errors=True))
     if isinstance(candidate, Engine):
+        return_memory()  # a program has memory of its own
         claim = Claim(candidate.name, notes=[candidate.note])
         return Candidate(EngineRunner(original, candidate), claim)
     if callable(candidate):

@@ -20,6 +20,7 @@ from minigpt.checkpoint.transformers_model import note_on_left_out
 from minigpt.choices import human_size
 from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError, listing
+from minigpt.garbage import uncollected
 from minigpt.judge.checkpoint_facts import CheckpointFacts, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
 from minigpt.judge.measures import Distance, Floor, measure
@@ -93,6 +94,8 @@ def read_original(
             cannot be trusted.
     """
     say(f"reading {recipe.source if against is None else against}")
+    with uncollected():  # transformers needs it; its import keeps its callers' variables, which later would be models
+        import torch._dynamo
     device = resolve_device(recipe.wanted_device)
     require_values(device)
     for other in (recipe, *beside):
