@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import io
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +48,20 @@ def folder_of(file: Path) -> Path:
         ConfigError: if the package gguf is not installed.
         CheckpointError: if the file is damaged, contradicts itself, or holds no model that transformers reads.
     """
-    return _folder_written(file.resolve(), file_state(file)).path
+    return _folder_written(file.resolve(), file_state(file))[0].path
 
 
-def types_of(file: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return how a GGUF file stores tensors of these names, as "Q4_K", as far as it is known which is which.
+def types_of(file: Path) -> dict[str, str]:
+    """Return how a GGUF file stores its tensors, as "Q4_K", by the names that ``folder_of`` gives them.
 
     Raises:
         CheckpointError, ConfigError: as ``folder_of``.
     """
-    folder_of(file)
-    metadata = Metadata(file)
-    types: dict[str, str] = {}
-    if metadata["general.architecture"] == GPT2_TYPE:
-        for name, kind in metadata.types().items():
-            types[gpt2_name(name)] = kind
-        return types
-    in_file, stored = metadata.names(), metadata.types()
-    for name in names:
-        path, _, role = name.rpartition(".")
-        types[name] = stored.get(f"{in_file.get_name(path)}.{role}", "")
-    return types
+    return _folder_written(file.resolve(), file_state(file))[1]
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _folder_written(file: Path, _state: tuple[int, ...] | None) -> TemporaryFolder:
+def _folder_written(file: Path, _state: tuple[int, ...] | None) -> tuple[TemporaryFolder, dict[str, str]]:
     folder = TemporaryFolder("gguf")
     try:
         metadata = Metadata(file)
@@ -82,9 +70,9 @@ def _folder_written(file: Path, _state: tuple[int, ...] | None) -> TemporaryFold
         if metadata["general.type"] not in (None, "model"):
             raise ValueError(f"it holds no model, but the {metadata['general.type']} of one")
         if metadata["general.architecture"] == GPT2_TYPE:
-            _write_gpt2(metadata, folder.path)
+            types = _write_gpt2(metadata, folder.path)
         else:
-            _write_other(metadata, file, folder.path)
+            types = _write_other(metadata, file, folder.path)
     except MiniGPTError:
         raise
     except raised() as error:  # the package gguf and transformers raise many kinds
@@ -92,7 +80,7 @@ def _folder_written(file: Path, _state: tuple[int, ...] | None) -> TemporaryFold
         if "ignore_mismatched_sizes" in reason:  # transformers has logged the rest
             reason = "its tensors have other shapes than its metadata say"
         raise CheckpointError(f"{file} cannot be read as a GGUF file: {reason:.300}") from error
-    return folder
+    return folder, types
 
 
 def gpt2_name(name: str) -> str:
@@ -105,8 +93,8 @@ def gpt2_name(name: str) -> str:
     return f"{path}{dot}{role}"
 
 
-def _write_gpt2(metadata: Metadata, folder: Path) -> None:
-    """Write a GPT-2, and its tokenizer if it has one."""
+def _write_gpt2(metadata: Metadata, folder: Path) -> dict[str, str]:
+    """Write a GPT-2, and its tokenizer if it has one; return how its tensors are stored."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in metadata.tensors():
         path = gpt2_name(name)
@@ -130,6 +118,7 @@ def _write_gpt2(metadata: Metadata, folder: Path) -> None:
     save_file(tensors, folder / SAFETENSORS, {"format": "pt"})
     if metadata["tokenizer.ggml.model"] == "gpt2" and metadata["tokenizer.ggml.pre"] in PLAIN_SPLITS:
         _write_tokenizer(metadata, folder)
+    return {gpt2_name(name): kind for name, kind in metadata.types().items()}
 
 
 def _write_tokenizer(metadata: Metadata, folder: Path) -> None:
@@ -157,8 +146,8 @@ def _write_tokenizer(metadata: Metadata, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def _write_other(metadata: Metadata, file: Path, folder: Path) -> None:
-    """Write a model of another architecture, and its tokenizer, as transformers reads the file.
+def _write_other(metadata: Metadata, file: Path, folder: Path) -> dict[str, str]:
+    """Write a model of another architecture, and its tokenizer, as transformers reads the file; return the same.
 
     Raises:
         ValueError: if the file lacks tensors, or has some that transformers leaves out.
@@ -187,3 +176,10 @@ def _write_other(metadata: Metadata, file: Path, folder: Path) -> None:
         if metadata["tokenizer.ggml.tokens"] is not None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **how)
             tokenizer.save_pretrained(folder)
+    in_file, stored, types = metadata.names(), metadata.types(), dict[str, str]()
+    for name in model.state_dict():
+        path, _, role = name.rpartition(".")
+        kind = stored.get(f"{in_file.get_name(path)}.{role}")
+        if kind is not None:
+            types[name] = kind
+    return types

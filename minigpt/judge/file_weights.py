@@ -78,7 +78,7 @@ def weights_of(file: str | Path, original: str | Path | None = None) -> FileWeig
             expected[name] = tensor.float()
     if is_gguf(path):
         tensors, strange = read_stable(path, loaded_tensors), list[str]()
-        types = types_of(path, tensors)
+        types = types_of(path)
         if files is not None:
             strange = strange_numbers(Files.at(path), files) + strange_tensors(tensors, expected, types)
         return FileWeights(path, tensors, types, strange)
