@@ -18,6 +18,8 @@ from minigpt.errors import CheckpointError, MiniGPTError, listing, raised
 from minigpt.files import TemporaryFolder, file_state, write_json
 from minigpt.progress import quiet_transformers
 
+Types = dict[str, str]  # how a tensor is stored, by its name
+
 KEPT = 4  # folders at once
 UNUSED = 5  # a token's type in GGUF: padding of the vocabulary
 CONTROL = 3  # a special token's
@@ -48,20 +50,22 @@ def folder_of(file: Path) -> Path:
         ConfigError: if the package gguf is not installed.
         CheckpointError: if the file is damaged, contradicts itself, or holds no model that transformers reads.
     """
-    return _folder_written(file.resolve(), file_state(file))[0].path
+    folder, _ = _folder_written(file.resolve(), file_state(file))
+    return folder.path
 
 
-def types_of(file: Path) -> dict[str, str]:
+def types_of(file: Path) -> Types:
     """Return how a GGUF file stores its tensors, as "Q4_K", by the names that ``folder_of`` gives them.
 
     Raises:
         CheckpointError, ConfigError: as ``folder_of``.
     """
-    return _folder_written(file.resolve(), file_state(file))[1]
+    _, types = _folder_written(file.resolve(), file_state(file))
+    return types
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _folder_written(file: Path, _state: tuple[int, ...] | None) -> tuple[TemporaryFolder, dict[str, str]]:
+def _folder_written(file: Path, _state: tuple[int, ...] | None) -> tuple[TemporaryFolder, Types]:
     folder = TemporaryFolder("gguf")
     try:
         metadata = Metadata(file)
@@ -93,7 +97,7 @@ def gpt2_name(name: str) -> str:
     return f"{path}{dot}{role}"
 
 
-def _write_gpt2(metadata: Metadata, folder: Path) -> dict[str, str]:
+def _write_gpt2(metadata: Metadata, folder: Path) -> Types:
     """Write a GPT-2, and its tokenizer if it has one; return how its tensors are stored."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in metadata.tensors():
@@ -118,7 +122,10 @@ def _write_gpt2(metadata: Metadata, folder: Path) -> dict[str, str]:
     save_file(tensors, folder / SAFETENSORS, {"format": "pt"})
     if metadata["tokenizer.ggml.model"] == "gpt2" and metadata["tokenizer.ggml.pre"] in PLAIN_SPLITS:
         _write_tokenizer(metadata, folder)
-    return {gpt2_name(name): kind for name, kind in metadata.types().items()}
+    types: Types = {}
+    for name, kind in metadata.types().items():
+        types[gpt2_name(name)] = kind
+    return types
 
 
 def _write_tokenizer(metadata: Metadata, folder: Path) -> None:
@@ -146,7 +153,7 @@ def _write_tokenizer(metadata: Metadata, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def _write_other(metadata: Metadata, file: Path, folder: Path) -> dict[str, str]:
+def _write_other(metadata: Metadata, file: Path, folder: Path) -> Types:
     """Write a model of another architecture, and its tokenizer, as transformers reads the file; return the same.
 
     Raises:
@@ -176,10 +183,11 @@ def _write_other(metadata: Metadata, file: Path, folder: Path) -> dict[str, str]
         if metadata["tokenizer.ggml.tokens"] is not None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **how)
             tokenizer.save_pretrained(folder)
-    in_file, stored, types = metadata.names(), metadata.types(), dict[str, str]()
+    in_file, stored = metadata.names(), metadata.types()
+    types: Types = {}
     for name in model.state_dict():
         path, _, role = name.rpartition(".")
-        kind = stored.get(f"{in_file.get_name(path)}.{role}")
-        if kind is not None:
-            types[name] = kind
+        there = f"{in_file.get_name(path)}.{role}"
+        if there in stored:
+            types[name] = stored[there]
     return types

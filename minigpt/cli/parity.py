@@ -135,9 +135,11 @@ def parity(
         opened: Any = None
         if of_engine is not None:
             say(f"opening {of_engine.file}", 0)
-            opened = of_engine.open()
             if as_file and not given & {"model", "original"}:
+                why = f"needs --model, the checkpoint of which {of_engine.file} was made: only a GGUF file is a model"
+                refuse_if((of_engine.kind != "gguf", "as_file", why))
                 recipes = [dataclasses.replace(recipes[0], source=of_engine.file)]
+            opened = of_engine.open()
         if original is not None:
             say(f"reading {original}", 0)
             read = Original.load(original, device=recipes[0].wanted_device)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minigpt.engines.engine import Engine
+from minigpt.judge.candidate import require_shape
 from minigpt.judge.checkpoint_facts import read_facts
 from minigpt.judge.diagnosis import FileTruth
 from minigpt.judge.evidence import typical
@@ -64,10 +65,12 @@ def account_of(
 
     Raises:
         CheckpointError, MiniGPTError: if transformers cannot read the file's model.
+        ConfigError: if that has another shape than the original.
     """
     say("the file's weights in float64")
     weights.tensors.clear()  # they are in ``weights.place`` too
     facts = replace(read_facts(weights.place, truth.facts.dtype)[0], source=engine.name, device=truth.facts.device)
+    require_shape(truth, engine.name, facts.shape)
     texts = first_of(truth.texts.windows if truth.texts.file else truth.texts.prompts, facts.weights, MOST_WORK)
     short, arithmetic = beginnings(texts), documented(engine, weights.types)
     original, program, of_short = [truth.logits(text) for text in texts], read(runner, texts), read(runner, short)
@@ -156,7 +159,8 @@ def costs_of(truth: OriginalData, exact: Reference, weights: FileWeights) -> lis
     Args:
         exact: transformers in float64 with the file's weights. At the end they are so again.
     """
-    before = dict(Reference(truth.facts).model.named_parameters())  # at the dtype: half the memory
+    original = Reference(truth.facts)  # at the dtype: half the memory
+    before = dict(original.model.named_parameters())
     rounded: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
     for name, parameter in exact.model.named_parameters():
         if name in before and not torch.equal(parameter, before[name].to(parameter.dtype)):
@@ -168,14 +172,16 @@ def costs_of(truth: OriginalData, exact: Reference, weights: FileWeights) -> lis
     for measured in (without, alone):
         for name, tensors in rounded.items():
             exchange(*tensors)
-            measured[name] = compared(read(exact, texts), right, texts).mean("kl")["kl"]
+            meter = compared(read(exact, texts), right, texts)
+            measured[name] = meter.mean("kl")["kl"]
             exchange(*tensors)
         for tensors in rounded.values():
             exchange(*tensors)
     costs: list[TensorShare] = []
     for path, cost in alone.items():
         name = path.removeprefix(exact.prefix or "")
-        costs.append(TensorShare(name, weights.types.get(name, ""), cost, without[path]))
+        kind = weights.types.get(name, "")
+        costs.append(TensorShare(name, kind, cost, without[path]))
     return sorted(costs, key=lambda cost: -cost.alone)
 
 

@@ -76,6 +76,11 @@ def test_what_cannot_be_judged_is_one_sentence(run: Run, places: dict[str, str],
     assert sentence in message
 
 
+def test_only_a_gguf_file_is_a_model(run: Run, places: dict[str, str]) -> None:
+    message = complaint(run("parity", "--as-file", *words_of("--engine onnx=RIGHT", places)))
+    assert "--as-file needs --model, the checkpoint of which " in message
+
+
 def test_a_record_is_kept_beside_the_verdict(run: Run, places: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "record"
     words = words_of("--model FOLDER --device cpu --engine onnx=RIGHT", places)

@@ -245,6 +245,18 @@ def test_what_cannot_be_told_is_a_note_or_an_error(texts_original: Original, fil
         texts_original.judge("demo", as_file=True)
 
 
+def test_a_file_of_another_model_is_not_judged_as_a_file(original: Original, place: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(minigpt.from_pretrained(place, device="cpu").config, n_layer=3)
+    minigpt.save_pretrained(minigpt.GPT2(config).eval(), tmp_path / "three")
+    file = others.write_gguf(tmp_path / "three", "q8_0")
+    program = Computed(file, Quantized(folder_of(file)))
+    with pytest.raises(ConfigError, match=r"must have the same shape to be compared, but n_layer is 3 and 4"):
+        original.judge(program, as_file=True)
+    report = original.judge(program, diagnose=False)
+    assert report.account is None
+    assert any("n_layer is 3 and 4" in note for note in report.notes)
+
+
 class Cached(Computed):
     """A program whose cache has keys in the place of values."""
 
