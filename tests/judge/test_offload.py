@@ -271,7 +271,7 @@ def test_the_part_of_a_text_has_no_padding() -> None:
 
 def streaming(tmp_path: Path) -> "subprocess.Popen[str]":
     """Return a command that reads a model block by block, and has begun to keep true logits in ``temp``."""
-    (tmp_path / "temp").mkdir(exist_ok=True)
+    (tmp_path / "temp").mkdir()
     random_model("mixtral", num_hidden_layers=16).save_pretrained(tmp_path / "model")
     words = ["parity", "--model", str(tmp_path / "model"), "--norm", "rms", "--memory", "0"]
     command = [sys.executable, "-m", "minigpt", *words]
@@ -297,15 +297,16 @@ def test_a_signal_ends_it_within_a_second_and_leaves_nothing(number: int, status
 
 
 @pytest.mark.thorough
-def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path, temporary: Path) -> None:
+def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = streaming(tmp_path)
-    folders = {*temporary.iterdir()}
-    of_others = temporary / "minigpt-study"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    folders = {*(tmp_path / "temp").iterdir()}
+    of_others = tmp_path / "temp" / "minigpt-study"
     of_others.mkdir()
     (of_others / "process.lock").touch()
     own = TemporaryFolder("truth")
-    assert folders < {*temporary.iterdir()}  # its process lives
+    assert folders < {*(tmp_path / "temp").iterdir()}  # its process lives
     killed.kill()
     killed.communicate(timeout=60)
     another = TemporaryFolder("weights")
-    assert {*temporary.iterdir()} == {own.path, another.path, of_others}
+    assert {*(tmp_path / "temp").iterdir()} == {own.path, another.path, of_others}
