@@ -11,6 +11,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 python3 -m venv "$place/venv"
 "$place/venv/bin/pip" install --quiet openvino-genai==2026.4.1.0 "optimum-intel[openvino]==2.2.0" transformers==5.5.4 torch==2.13.0
+"$place/venv/bin/pip" uninstall --quiet --yes torchvision # which must be of torch's own build
 cd "$place"
 
 venv/bin/python - <<'PY'

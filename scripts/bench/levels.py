@@ -22,7 +22,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,13 @@ import typer
 from bench.others import write_ctranslate2, write_gguf
 from bench.results import JsonFile, keep
 from elsewhere.programs.llama_cpp import quantized
+from torch import Tensor
 
 import minigpt
 from minigpt import engines
 from minigpt.bench.programs import open_model
 from minigpt.engine import kernel
+from minigpt.engine.step import StepKernel
 
 OURS = {"float32": "--dtype float32", "bfloat16": "--dtype bfloat16", "int8": "--quantize int8"}
 SHAPES = {
@@ -106,7 +108,7 @@ def candidates(work: Path, judged: set[str]) -> Iterator[tuple[str, Any]]:
     """Yield ours by kind and the others by name, each open for the judge, but for those that are judged."""
     for kind in OURS:
         if kind not in judged:
-            yield kind, open_model(str(work / "model"), kind)
+            yield kind, by_kernel(open_model(str(work / "model"), kind))
     for name, peer in PEERS.items():
         if name in judged:
             continue
@@ -125,6 +127,18 @@ def candidates(work: Path, judged: set[str]) -> Iterator[tuple[str, Any]]:
             from transformers import AutoModelForCausalLM
 
             yield name, AutoModelForCausalLM.from_pretrained(work / "model", dtype=peer.kind)
+
+
+def by_kernel(model: minigpt.GPT2) -> Callable[[Tensor], Tensor]:
+    """Return ids (1, T) -> logits (1, T, V) as ours are written: by the kernel, which a forward pass does not take."""
+    step = StepKernel(model)
+
+    def logits_of(ids: Tensor) -> Tensor:
+        tokens = ids[0].tolist()
+        cache = model.new_cache(1, len(tokens)).store.zero_()
+        return step(tokens, [0] * len(tokens), range(len(tokens)), cache)[None]
+
+    return logits_of
 
 
 @app.command()
