@@ -245,16 +245,19 @@ def test_what_cannot_be_told_is_a_note_or_an_error(texts_original: Original, fil
         texts_original.judge("demo", as_file=True)
 
 
-def test_a_file_of_another_model_is_not_judged_as_a_file(original: Original, place: Path, tmp_path: Path) -> None:
-    config = dataclasses.replace(minigpt.from_pretrained(place, device="cpu").config, n_layer=3)
-    minigpt.save_pretrained(minigpt.GPT2(config).eval(), tmp_path / "three")
-    file = others.write_gguf(tmp_path / "three", "q8_0")
+def test_a_file_of_another_model_is_not_judged_as_a_file(original: Original, tmp_path: Path) -> None:
+    right = minigpt.from_pretrained(original.truth.facts.place, device="cpu").config
+    config = dataclasses.replace(right, n_layer=5)
+    minigpt.save_pretrained(minigpt.GPT2(config).eval(), tmp_path / "five")
+    file = others.write_gguf(tmp_path / "five", "q8_0")
     program = Computed(file, Quantized(folder_of(file)))
-    with pytest.raises(ConfigError, match=r"must have the same shape to be compared, but n_layer is 3 and 4"):
+    with pytest.raises(
+        ConfigError, match=rf"must have the same shape to be compared, but n_layer is 5 and {right.n_layer}"
+    ):
         original.judge(program, as_file=True)
     report = original.judge(program, diagnose=False)
     assert report.account is None
-    assert any("n_layer is 3 and 4" in note for note in report.notes)
+    assert any(f"n_layer is 5 and {right.n_layer}" in note for note in report.notes)
 
 
 class Cached(Computed):
