@@ -69,11 +69,10 @@ def test_blocks_of_256_have_the_largest_number_at_127() -> None:
 
 
 CACHES = {kind: partial(as_ggml, kind=kind.upper()) for kind in ("q4_1", "q5_0", "q5_1")}
+ROUNDINGS = {"q8_0": q8_0, "q8_K": q8_k, "q4_0": q4_0, **CACHES}
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds"), [("q8_0", q8_0), ("q8_K", q8_k), ("q4_0", q4_0), *CACHES.items()], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("name", "rounds"), ROUNDINGS.items(), ids=ROUNDINGS.keys())
 def test_rows_are_rounded_as_llama_cpp_rounds_them(name: str, rounds: Callable[[Tensor], Tensor]) -> None:
     found = importlib.util.find_spec("llama_cpp")
     if found is None or found.origin is None:
