@@ -6,6 +6,7 @@ python scripts/docs/tables.py
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +16,7 @@ from minigpt.study.study import CellRow
 from minigpt.study.table import format_setting, summarize
 
 KINDS = ("float32", "bfloat16", "int8")
+LEVELS = ("bf16", "avx2")  # in the tables of speed
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 AT_THE_SWAP = ("kl_mean", "kl_median", "top1_agreement", "perplexity_after")
 AFTER = ("loss", "over_baseline", "perplexity_recovered", "kl_recovered", "entropy")
@@ -28,56 +30,48 @@ def markdown(heads: list[str], lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
 
 
-Timings = dict[tuple[str, str, str, str], dict[str, Any]]  # by level, shape, kind and program
+COLUMNS = {  # of the tables of speed: a shape of levels.py, its figure, its digits, and whether more is better
+    "one text, tokens/s": ("one text", "tokens_per_second", ".1f", max),
+    "16 texts, tokens/s": ("16 texts", "tokens_per_second", ".1f", max),
+    "reading 64, ms": ("one text", "prefill_ms", ".0f", min),
+    "16 x 64": ("16 texts", "prefill_ms", ".0f", min),
+    "512": ("reading 512", "prefill_ms", ".0f", min),
+    "a step of 1 row, ms": ("one text", "step_ms", ".1f", min),
+    "8 rows": ("8 texts", "step_ms", ".1f", min),
+    "16 rows": ("16 texts", "step_ms", ".1f", min),
+}
+IN_SHORT = ("one text, tokens/s", "16 texts, tokens/s", "512")
 
 
-def timings() -> Timings:
-    """Return the rows of ``scripts/bench/levels.py``."""
+def speed(level: str, columns: Iterable[str] = COLUMNS) -> str:
+    """Return the table of a level from ``levels-cpu-epyc.json``, errors beside it. The best of each kind is bold."""
     results = json.loads((RESULTS / "levels-cpu-epyc.json").read_text(encoding="utf-8"))
-    return {(row["level"], row["shape"], row["kind"], row["name"]): row for row in results["rows"]}
-
-
-def speed() -> str:
-    """Return the tables of all levels: one text, 16 texts, and the reading of a prompt."""
-    rows = timings()
-    levels = list(dict.fromkeys(level for level, *_ in rows))
-    programs = {  # of a table: its columns, as kind and program
-        "one text": [(kind, name) for kind in KINDS for name in ("minigpt", "undrafted", "llama.cpp")][:-2],
-        "16 texts": [(kind, name) for kind in KINDS for name in ("minigpt", "llama.cpp")],
-    }
-    programs["one text"].append(("int8", "llama.cpp"))
-    programs["reading 512"] = programs["16 texts"]
-    tables = []
-    for shape, columns in programs.items():
-        phase, format, unit = (
-            ("prefill_ms", ".0f", "ms") if shape == "reading 512" else ("tokens_per_second", ".1f", "tokens/s")
-        )
-        heads = [f"{shape}, {unit}", *(kind if name == "minigpt" else name for kind, name in columns)]
-        lines = [[level, *(f"{rows[level, shape, *column][phase]:{format}}" for column in columns)] for level in levels]
-        tables.append(markdown(heads, lines))
-    return "\n\n".join(tables)
-
-
-def speed_in_short() -> str:
-    """Return the table of the best level of that processor and of AVX2, in tokens a second."""
-    rows = timings()
+    timed: dict[str, dict[str, dict[str, dict[str, Any]]]] = {kind: {} for kind in KINDS}  # kind, name, shape: a row
+    for row in results["rows"]:
+        if row["level"] == level and not row["name"].startswith(("transformers", "CTranslate2")):
+            timed[row["kind"]].setdefault(shown_name(row), {})[row["shape"]] = row
     lines = []
-    shown = [("one text", "float32", "minigpt"), ("one text", "float32", "undrafted")]
-    shown += [("one text", "bfloat16", "minigpt"), ("one text", "int8", "minigpt")]
-    shown += [("16 texts", "float32", "minigpt"), ("16 texts", "bfloat16", "minigpt")]
-    for shape, kind, ours in shown:
-        figures = [
-            rows[level, shape, kind, name]["tokens_per_second"]
-            for level in ("bf16", "avx2")
-            for name in (ours, "llama.cpp")
-        ]
-        label = [shape, kind]
-        if ours == "undrafted":
-            label.append("no drafts")
-        elif rows["avx2", shape, kind, ours]["acceptance"]:
-            label.append("drafts")
-        lines.append([", ".join(label), *(f"{figure:.1f}" for figure in figures)])
-    return markdown(["tokens a second", "AVX-512 BF16", "llama.cpp", "AVX2", "llama.cpp"], lines)
+    for programs in timed.values():
+        line_of = {name: [name] for name in programs}
+        for shape, figure, digits, best_of in map(COLUMNS.__getitem__, columns):
+            figures = {}
+            for name, rows in programs.items():
+                if shape in rows and (figure == "tokens_per_second" or not name.endswith("drafts")):
+                    figures[name] = rows[shape][figure]
+            for name, line in line_of.items():
+                shown = f"{figures[name]:{digits}}" if name in figures else "-"
+                line.append(f"**{shown}**" if name == best_of(figures, key=lambda who: figures[who]) else shown)
+        for name, line in line_of.items():
+            error = results["parity"][name.removeprefix("minigpt ").removesuffix(", drafts")]
+            lines.append([*line, brief(error["ratio"]), brief(error["kl"])])
+    return markdown([f"at {level}", *columns, "error", "KL"], lines).replace("_", r"\_")
+
+
+def shown_name(row: dict[str, Any]) -> str:
+    """Return the name of a row of ``levels.py`` in a table: ours by kind, and with drafts if there were some."""
+    if row["name"] not in ("minigpt", "undrafted"):
+        return row["name"]
+    return f"minigpt {row['kind']}{', drafts' if row['acceptance'] else ''}"
 
 
 def rows(study: str) -> list[CellRow]:
@@ -219,7 +213,9 @@ if __name__ == "__main__":
     print(f"elsewhere\n\n{elsewhere_gpt2()}\n")
     print(f"accounts\n\n{accounts()}\n")
     print(f"gpu\n\n{gpu()}\n")
-    print(f"speed\n\n{speed()}\n\n{speed_in_short()}\n")
+    for level in LEVELS:
+        print(f"speed at {level}\n\n{speed(level)}\n")
+    print(f"in short\n\n{speed('bf16', IN_SHORT)}\n")
     print(f"attention\n\n{attention()}\n")
     for study in STUDIES:
         print(f"{study}\n\n{of_study(study)}\n")

@@ -66,8 +66,9 @@ def test_the_notebook_is_the_tutorial() -> None:
 
 
 def test_the_figures_of_speed_are_those_of_the_results() -> None:
-    assert tables.speed() in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    assert tables.speed_in_short() in (ROOT / "README.md").read_text(encoding="utf-8")
+    for level in tables.LEVELS:
+        assert tables.speed(level) in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert tables.speed("bf16", tables.IN_SHORT) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("study", tables.STUDIES)
