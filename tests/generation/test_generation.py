@@ -236,12 +236,13 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, float]:
     return statistic, CHI_SQUARE_999[int(possible.sum()) - 1]
 
 
+ALONE = ({"temperature": 0.5}, {"temperature": 3.0}, {"top_k": 3}, {"top_p": 0.8})
+TOGETHER = ({}, {"temperature": 1.5, "top_k": 5, "top_p": 0.9})
+
+
 @pytest.mark.parametrize(
-    "chosen",
-    [{}, {"temperature": 0.5}, {"temperature": 3.0}, {"top_k": 3}, {"top_p": 0.8},
-     {"temperature": 1.5, "top_k": 5, "top_p": 0.9}],
-    ids=str,
-)  # fmt: skip
+    "chosen", [*TOGETHER, *(pytest.param(one, marks=pytest.mark.thorough) for one in ALONE)], ids=str
+)
 def test_draws_have_the_distribution_of_the_warped_logits(chosen: dict[str, Any]) -> None:
     """The first draw of each row of one batch, of successive seeds."""
     prompt = torch.zeros(3000, 1, dtype=torch.long)

@@ -18,7 +18,7 @@ PROMPTS = [[5, 17, 3, 58, 41, 9], [60, 2, 2, 33]]
 FEW: Any = dict(prompts=PROMPTS, max_new_tokens=2, device="cpu")
 
 
-@pytest.mark.parametrize("memory", [None, 0])
+@pytest.mark.parametrize("memory", [None, pytest.param(0, marks=pytest.mark.thorough)])
 def test_tensors_that_transformers_leaves_out_are_named(memory: int | None, tmp_path: Path) -> None:
     """config.json says that there are no biases, and one layer less than the files have."""
     random_model("llama", mlp_bias=True, num_hidden_layers=3).save_pretrained(tmp_path)
@@ -43,7 +43,7 @@ def test_the_tensors_that_a_candidate_leaves_out_are_named_too(tmp_path: Path) -
     assert "mlp.up_proj.bias" in " ".join(truth.judge(tmp_path / "more").notes)
 
 
-@pytest.mark.parametrize("memory", [None, 0])
+@pytest.mark.parametrize("memory", [None, pytest.param(0, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.thorough), "llama"])
 def test_a_tied_matrix_may_have_the_heads_name(name: str, memory: int | None, tmp_path: Path) -> None:
     """``save_model`` of safetensors keeps one of two tied names, the first in the alphabet."""

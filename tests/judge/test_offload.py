@@ -198,6 +198,7 @@ def test_a_weight_that_is_used_outside_of_its_module_is_a_sentence(tmp_path: Pat
         minigpt.Original(str(tmp_path), memory=0, **ASKED)
 
 
+@pytest.mark.thorough
 def test_a_record_says_that_its_original_was_read_block_by_block(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path / "model")
     original = minigpt.Original(str(tmp_path / "model"), memory=0, **ASKED)
