@@ -147,6 +147,7 @@ def _write_for_ever(file: Path, letter: str) -> None:
         write_atomically(file, letter * 300_000)
 
 
+@pytest.mark.thorough
 def test_two_writers_that_are_killed_leave_a_whole_file(tmp_path: Path) -> None:
     file, chance = tmp_path / "page.html", random.Random(0)
     write_atomically(file, "a" * 300_000)

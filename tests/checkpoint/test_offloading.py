@@ -65,7 +65,7 @@ def opened(folder: Path, dtype: torch.dtype, memory: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
-@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("saved", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
 def test_weights_in_files_have_the_bits_of_weights_in_memory(name: str, saved: torch.dtype, tmp_path: Path) -> None:
     random_model(name).to(saved).save_pretrained(tmp_path)
     dtype = torch.bfloat16  # to which weights of float32 are rounded

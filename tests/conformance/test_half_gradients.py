@@ -89,7 +89,9 @@ def backward_of(change: Any) -> type[LayerNorm]:
     [
         (backward_of(lambda p: {"sum": quarter}), {"float32", "float64", *HALF_NAMES}, "only for 65,536 rows"),
         pytest.param(norm_with(of_a_quarter), HALF_NAMES, "only for 65,536 rows", marks=pytest.mark.thorough),
-        (backward_of(of_rounded_mean), HALF_NAMES, "the mean is rounded to bfloat16"),
+        pytest.param(
+            backward_of(of_rounded_mean), HALF_NAMES, "the mean is rounded to bfloat16", marks=pytest.mark.thorough
+        ),
         pytest.param(
             backward_of(lambda p: {"sum": summed_in_half} if len(p["x"]) < 2000 else {}),
             None,

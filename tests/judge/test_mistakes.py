@@ -28,14 +28,8 @@ from minigpt.report.parity_report import ParityReport
 from minigpt.report.sentences import diagnosis_lines, precision_line, sentences
 from minigpt.shape import Shape
 
-QUICK = (
-    "exact GELU", "no causal mask", "log-probabilities", "positions from 0 again", "count the padding",
-    "attn.c_proj not transposed in h.1 alone",
-)  # fmt: skip
-TOGETHER = [  # their effects do not add up
-    pytest.param(pair, marks=() if pair[2:] == ("n - 1", "std + eps") else pytest.mark.thorough)
-    for pair in planted.PAIRS[-4:]
-]
+SLOW = pytest.param("attn.c_proj not transposed in h.1 alone", marks=pytest.mark.thorough)
+QUICK = ("exact GELU", "no causal mask", "log-probabilities", "positions from 0 again", "count the padding", SLOW)
 
 
 def judged(original: minigpt.Original, dtype: torch.dtype = torch.float32, **settings: Any) -> ParityReport:
@@ -70,8 +64,10 @@ def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) ->
     assert first == 1
 
 
-@pytest.mark.parametrize("pair", TOGETHER, ids=lambda pair: " and ".join(pair[2:]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("pair", planted.PAIRS[-4:], ids=lambda pair: " and ".join(pair[2:]))
 def test_mistakes_that_people_make_together_are_named(pair: tuple[Any, ...]) -> None:
+    """Their effects do not add up."""
     original = minigpt.Original("demo", device="cpu")
     first, second, *words = pair
     report = judged(original, **first, **second)
@@ -466,14 +462,8 @@ def test_mistakes_of_another_architecture_are_named(name: str, tmp_path: Path) -
     assert named[0].mistake.startswith("eps 0.001 in place of ")
 
 
-@pytest.mark.parametrize(
-    ("own", "other"),
-    [
-        (1e-6, 1e-5),
-        pytest.param(1e-5, 1e-6, marks=pytest.mark.thorough),
-        pytest.param(1e-12, 1e-5, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("own", "other"), [(1e-6, 1e-5), (1e-5, 1e-6), (1e-12, 1e-5)])
 def test_a_common_eps_in_place_of_the_checkpoints_is_named(own: float, other: float, tmp_path: Path) -> None:
     """CTranslate2's converter writes no eps, and 1e-5 is its default."""
     model = architectures.random_model("llama", rms_norm_eps=own, pad_token_id=None)

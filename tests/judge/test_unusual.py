@@ -57,7 +57,7 @@ def test_a_wrong_norm_is_found_where_modules_are_called_again(name: str, site: s
     assert truth.judge(model).outcome == "PASS"
 
 
-@pytest.mark.parametrize("name", ["minimax", "deepseek_v4"])
+@pytest.mark.parametrize("name", ["minimax", pytest.param("deepseek_v4", marks=pytest.mark.thorough)])
 def test_a_model_makes_its_own_kind_of_cache(name: str, original_of: Any) -> None:
     """MiniMax takes no DynamicCache. DeepSeek V4 compresses keys, and a norm of these has a row for several tokens."""
     model, truth = original_of(name)
@@ -229,7 +229,9 @@ def test_modules_of_torch_export_are_judged_by_their_logits(original_of: Any) ->
         assert [part.training for part in exported.modules()] == modes
 
 
-@pytest.mark.parametrize(("name", "factor"), [("granite", 8.0), ("llama", -0.05)])
+@pytest.mark.parametrize(
+    ("name", "factor"), [pytest.param("granite", 8.0, marks=pytest.mark.thorough), ("llama", -0.05)]
+)
 def test_a_factor_of_the_logits_is_named(name: str, factor: float, original_of: Any) -> None:
     """It multiplies the noise of the logits too. Granite's config has one, which a port may forget."""
     model, truth = original_of(name)

@@ -34,6 +34,7 @@ def run(script: str, *words: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.thorough
 def test_generate_writes_what_python_writes(talking: Path) -> None:
     model, tokenizer = minigpt.from_pretrained(talking), minigpt.Tokenizer.from_pretrained(talking)
     settings: dict[str, Any] = dict(max_new_tokens=10, do_sample=True, temperature=0.8, seed=3)

@@ -142,7 +142,7 @@ def test_an_application_serves_event_loops_one_after_the_other(client: Client) -
         assert [answer.status_code for answer in answers] == [200] * 12
 
 
-@pytest.mark.parametrize(("stream", "times"), [(True, 1), (False, 3)])
+@pytest.mark.parametrize(("stream", "times"), [(True, 1), pytest.param(False, 3, marks=pytest.mark.thorough)])
 def test_requests_of_all_settings_at_once_get_what_generate_gives(client: Client, stream: bool, times: int) -> None:
     """Also where prompts are read in pieces, since more requests come than there are places."""
     calls = [(" ".join([text] * times), *ways) for text in TEXTS[:3] for ways in SAME]

@@ -329,7 +329,8 @@ def test_a_checkpoint_that_was_cut_short_is_removed_and_named(
     assert re.search("checkpoint-4 was cut short, so the run begins again at step 0$", caplog.messages[-1])
 
 
-@pytest.mark.parametrize("name", ["weights.pt", pytest.param("optimizer.pt", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["weights.pt", "optimizer.pt"])
 def test_a_damaged_checkpoint_is_a_sentence(place: Path, name: str) -> None:
     training = Training("text.txt", 3, batch_size=2, block_size=16, save_steps=2)
     finetune(DEMO, training, place / "out")
