@@ -14,7 +14,7 @@ from torch import Tensor
 
 import minigpt
 from minigpt.judge.diagnosis import open_network
-from minigpt.judge.evidence import Evidence, Network, Prediction
+from minigpt.judge.evidence import Evidence, Network, Prediction, turn
 from minigpt.judge.measures import precision_of
 from minigpt.judge.mistake_search import MistakeSearch
 from minigpt.judge.mistakes import Mistake, Swaps, mistakes_of
@@ -264,6 +264,18 @@ def test_every_mistake_is_taken_out_again(folder: Path) -> None:
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == weights
     unchanged = [mistake.words for logits, mistake in effects.values() if is_inside(mistake) and same(logits, before)]
     assert unchanged == []
+
+
+@pytest.mark.parametrize("words", ["no attn.c_proj", "no last norm"])
+def test_any_mistake_can_be_put_in_beside_one_that_leaves_a_part_out(words: str, folder: Path) -> None:
+    model = minigpt.from_pretrained(folder, device="cpu", dtype="float64", arithmetic="reference")
+    mistakes = list(mistakes_of(model))
+    [leaves_out] = [mistake for mistake in mistakes if mistake.words == words]
+    for mistake in mistakes:
+        for both in ((leaves_out, mistake), (mistake, leaves_out)):
+            with Swaps(new_from=4, padding=2) as swaps:
+                for each in sorted(both, key=turn):
+                    each.put(model, swaps)
 
 
 def is_inside(mistake: Mistake) -> bool:

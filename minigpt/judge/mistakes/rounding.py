@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from minigpt.judge.mistakes.attention import in_attention
 from minigpt.judge.mistakes.mistake import OF_GPT2, Mistake, Swaps
-from minigpt.judge.mistakes.weights import LAYERS
+from minigpt.judge.mistakes.weights import LAYERS, layers_at
 from minigpt.precision import cut
 
 Rounds = Callable[[Tensor], Tensor]
@@ -67,10 +67,8 @@ def q4_0(x: Tensor) -> Tensor:
 
 def round_layers(model: Any, swaps: Swaps, rounds: Rounds) -> None:
     """Round the matrices of the blocks, given as (out, in)."""
-    for block in model.h:
-        for path in LAYERS:
-            layer = block.get_submodule(path)
-            swaps.parameter(layer, "weight", rounds(layer.weight.T).T.contiguous())
+    for _, _, layer in layers_at(model, LAYERS):
+        swaps.parameter(layer, "weight", rounds(layer.weight.T).T.contiguous())
 
 
 def round_head(model: Any, swaps: Swaps, rounds: Rounds) -> None:
@@ -203,11 +201,8 @@ class RoundedInput(nn.Module):
 
 def round_products(model: Any, swaps: Swaps, rounds: Rounds) -> None:
     """Round the weights and inputs of products in blocks and head."""
-    for block in model.h:
-        for path in LAYERS:
-            owner, _, name = path.rpartition(".")
-            parent = block.get_submodule(owner)
-            swaps.set(parent, name, RoundedInput(getattr(parent, name), rounds))
+    for owner, name, layer in layers_at(model, LAYERS):
+        swaps.set(owner, name, RoundedInput(layer, rounds))
     round_embedding(model, swaps, rounds)
     head = model.head
     swaps.set(model, "head", lambda x: head(rounds(x)))

@@ -1,15 +1,28 @@
 """Mistakes in weights: biases left out, matrices that are not transposed or reshaped in place of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.judge.mistakes.mistake import MistakePart, Put, Swaps, mistake
 
 Change = Callable[[Tensor], Tensor]
 LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+
+
+def layers_at(model: Any, paths: Sequence[str]) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Yield the layers at some paths of every block, each behind its owner and its name there.
+
+    A layer that another mistake has left out is none.
+    """
+    for block in model.h:
+        for path in paths:
+            owner, _, name = path.rpartition(".")
+            layer = block.get_submodule(path)
+            if not isinstance(layer, nn.Identity):
+                yield block.get_submodule(owner), name, layer
 
 
 def altering(words: str, layers: Sequence[str], role: str = "weight", **about: Any) -> Callable[[Change], Change]:
@@ -23,10 +36,8 @@ def altering(words: str, layers: Sequence[str], role: str = "weight", **about: A
 
     def altered(change: Change) -> Put:
         def put(model: Any, swaps: Swaps) -> None:
-            for block in model.h:
-                for path in layers:
-                    layer = block.get_submodule(path)
-                    swaps.parameter(layer, role, change(getattr(layer, role)))
+            for _, _, layer in layers_at(model, layers):
+                swaps.parameter(layer, role, change(getattr(layer, role)))
 
         return put
 
