@@ -157,6 +157,20 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
+@pytest.fixture
+def registered(offline: None) -> Iterator[None]:
+    """Our class is transformers' for GPT-2 during a test, without the network and without warnings."""
+    import transformers
+
+    import minigpt
+
+    transformers.utils.logging.set_verbosity_error()
+    minigpt.hf.register()
+    yield
+    minigpt.hf.unregister()
+    transformers.utils.logging.set_verbosity_warning()
+
+
 @pytest.fixture(scope="session", params=["cpu", *GPUS])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the model is tested on: the CPU always, CUDA where there is one."""
