@@ -42,8 +42,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.load_profile("repeatable")
 
 
-# Imports make a million objects that stay: nothing is searched for garbage meanwhile, and they are old afterwards. They
-# are not kept frozen: minigpt asks how many objects are, and Python counts them.
+# Imports make a million objects that stay. Python searches for no garbage meanwhile, and treats them as old afterwards.
+# They do not stay frozen: minigpt asks for the number of frozen objects, and Python counts them one by one.
 gc.disable()
 
 

@@ -1,6 +1,6 @@
 """The weights in files of ONNX, OpenVINO and CTranslate2, dequantized by what the files say of their scales.
 
-Names are those of the files, which exporters choose. What is no weight, as a shape or a mask, is returned too.
+Names are those of the files, which exporters choose. Shapes, masks and other constants are returned too.
 """
 
 import struct
@@ -119,7 +119,7 @@ class OnnxGraph:
         self.sources[name] = self.sources.get(source, name)
 
     def dequantized(self, node: Any, place: int) -> tuple[np.ndarray, str] | None:
-        """Return the values of an input, and how they are stored; None of one that is no weight."""
+        """Return the values of an input, and how they are stored; None if it is not a weight."""
         name = node.input[place]
         value = self.values[name]
         kind = node.op_type

@@ -33,7 +33,7 @@ from minigpt.report.account_fields import Account, ErrorShare, TensorShare
 from minigpt.report.noise import FAR_OFF, MOST_NOISE, noise_ratio
 from minigpt.scoring import perplexity_of
 
-FLOAT32 = ("f32", "float32")  # which is no rounding
+FLOAT32 = ("f32", "float32")  # these round nothing
 MOST_WORK = 3e10  # weights times tokens of the texts
 BEGINNINGS = 32  # texts of two tokens: in longer ones a number is soon rounded the other way, and changes what follows
 CALM = 16  # positions that no such number has reached: as many say what is left there

@@ -79,7 +79,7 @@ def by_position(texts: Sequence[Evidence], noise: float) -> Iterator[str]:
 
 
 def is_one_place(texts: int, first: int) -> bool:
-    """Return whether texts that are off from position ``first`` on show that the place is no accident of a text."""
+    """Return whether texts that are off from position ``first`` on show a place that no single text explains."""
     return first >= LEAST_ROWS or (first > 0 and texts > 1)
 
 

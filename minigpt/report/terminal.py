@@ -39,7 +39,7 @@ def printed(sections: Sequence[Part]) -> Iterator[RenderableType]:
         table = Table(*part.heads, show_header=has_heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for row in part.rows[: part.brief]:
             cells = ["" if cell is None else str(cell) for cell in row]
-            table.add_row(*map(Text, cells))  # which is no markup
+            table.add_row(*map(Text, cells))  # Text is shown as it is, without markup
         is_cut = part.brief is not None and part.brief < len(part.rows)
         if is_cut and has_heads:
             table.caption = f"{part.brief} of {len(part.rows)}; --html shows all"

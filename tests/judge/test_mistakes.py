@@ -269,6 +269,8 @@ def test_every_mistake_is_taken_out_again(folder: Path) -> None:
 @pytest.mark.parametrize("words", ["no attn.c_proj", "no last norm"])
 def test_any_mistake_can_be_put_in_beside_one_that_leaves_a_part_out(words: str, folder: Path) -> None:
     model = minigpt.from_pretrained(folder, device="cpu", dtype="float64", arithmetic="reference")
+    ids = torch.tensor(PROMPTS[:1])
+    before = model(ids)
     mistakes = list(mistakes_of(model))
     [leaves_out] = [mistake for mistake in mistakes if mistake.words == words]
     for mistake in mistakes:
@@ -276,6 +278,7 @@ def test_any_mistake_can_be_put_in_beside_one_that_leaves_a_part_out(words: str,
             with Swaps(new_from=4, padding=2) as swaps:
                 for each in sorted(both, key=turn):
                     each.put(model, swaps)
+            assert torch.equal(model(ids), before), mistake.words
 
 
 def is_inside(mistake: Mistake) -> bool:
