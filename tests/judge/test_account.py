@@ -158,13 +158,12 @@ def words_of(kind: type[Engine], types: dict[str, str], **settings: Any) -> list
     return [mistake.words for mistake in documented(engine, types)]
 
 
-def test_each_program_rounds_inputs_by_its_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_program_rounds_inputs_by_its_documentation() -> None:
     """Which tensors' inputs are rounded follows from how the file stores them, and from the program's settings."""
     types = {"a": "Q4_K", "b": "Q5_0", "c": "F16", "d": "F32"}
     first, _ = words_of(LlamaCppModel, types, **WHOLE)
     assert first == "inputs of products rounded to 8 bits in blocks of 256 and 8 bits in blocks of 32 and float16"
-    monkeypatch.setattr(programs, "HAS_VNNI", True)
-    integers, groups = {"a": f"int8, one scale{OF_INTEGERS}"}, {"a": f"int4, a scale for 64{IN_GROUPS}64"}
+    integers, groups = {"a": f"uint8, one scale{OF_INTEGERS}"}, {"a": f"int4, a scale for 64{IN_GROUPS}64"}
     assert words_of(OnnxSession, integers)[0].endswith("with a zero point, by tensor")
     assert words_of(OnnxSession, groups)[0].endswith("8 bits in groups of 64")
     assert words_of(OnnxSession, {"a": "int4, a scale for 64", "b": "uint8, one scale"}) == []
@@ -178,6 +177,7 @@ def test_each_program_rounds_inputs_by_its_documentation(monkeypatch: pytest.Mon
 
 def test_sums_are_clipped_where_a_processor_has_no_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     int8 = {"a": "int8, a scale for each row"}
+    of_onnx, unsigned = ({"a": f"{kind}, one scale{OF_INTEGERS}"} for kind in ("int8", "uint8"))
     for has_vnni, by_mkl, level, is_clipped in (
         (True, "0", "ALL", False), (False, "0", "ALL", True), (False, "1", "ALL", False), (True, "0", "AVX2", True),
     ):  # fmt: skip
@@ -186,9 +186,8 @@ def test_sums_are_clipped_where_a_processor_has_no_vnni(monkeypatch: pytest.Monk
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
         (words,) = words_of(Ctranslate2Generator, int8, compute_type="int8_float32")
         assert ("clipped" in words) == is_clipped
-    monkeypatch.setattr(programs, "HAS_VNNI", False)
-    assert "clipped" in words_of(OnnxSession, {"a": f"int8, one scale{OF_INTEGERS}"})[0]
-    assert "clipped" not in words_of(OnnxSession, {"a": f"uint8, one scale{OF_INTEGERS}"})[0]
+        assert ("clipped" in words_of(OnnxSession, of_onnx)[0]) == (not has_vnni)
+        assert "clipped" not in words_of(OnnxSession, unsigned)[0]
 
 
 def test_a_cache_of_llama_cpp_is_rounded_by_its_types() -> None:

@@ -302,9 +302,7 @@ def test_one_norm_at_two_sites_is_named_where_it_is_wrong(folder_of: Any) -> Non
     assert errors["gpt_neox.layers.0.input_layernorm"] < 1e-6
 
 
-def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
-    folder_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(folder_of: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = dict(device="cpu", max_new_tokens=0)
     random_model("pythia", max_position_embeddings=MOST_WINDOW + 2).save_pretrained(tmp_path)
     original = minigpt.Original(tmp_path, prompts=[[3] * (MOST_WINDOW + 2)], **options)
@@ -312,9 +310,9 @@ def test_a_prompt_may_be_as_long_as_the_models_context_and_its_logits_must_fit(
     assert (shape.n_positions, shape.window) == (MOST_WINDOW + 2, MOST_WINDOW)
     with pytest.raises(minigpt.GenerationError, match="prompt 0: 41 tokens do not fit"):
         minigpt.Original(folder_of("pythia"), prompts=[[3] * 41], **options)
-    monkeypatch.setattr("minigpt.judge.texts.MOST_PROMPT", 96 * 8)
-    with pytest.raises(minigpt.GenerationError, match=r"prompt 0 has 9 tokens, and with 96 logits each .* at most 8; "):
-        minigpt.Original(folder_of("pythia"), prompts=[[3] * 9], **options)
+    random_model("pythia", vocab_size=2**20, max_position_embeddings=600, hidden_size=8).save_pretrained(tmp_path)
+    with pytest.raises(minigpt.GenerationError, match=r"prompt 0 has 513 tokens, and with 1,048,576 .* at most 512; "):
+        minigpt.Original(tmp_path, prompts=[[3] * 513], **options)
 
 
 def test_removal_and_bisection_swap_site_after_site(folder_of: Any) -> None:

@@ -199,7 +199,7 @@ def test_an_error_that_begins_behind_the_first_block_is_none_of_a_precision(orig
     size = original.truth.floor.precisions["bfloat16"]
     head = original.judge(model).logits.rms_error
     with torch.no_grad():
-        model.ln_f.bias += 0.05
+        model.get_parameter("ln_f.bias").add_(0.05)
     report = original.judge(model, diagnose=False)
     print(f"{report.logits.rms_error:.3g}, of bfloat16 {size:.3g}, before {head:.3g}")
     assert not report.passed

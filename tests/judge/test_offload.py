@@ -238,7 +238,7 @@ def test_nothing_is_left_behind(tmp_path: Path, temporary: Path) -> None:
     assert len([*(tmp_path / "temp").rglob("*.safetensors")]) == 2  # true logits of two prompts
     del original
     gc.collect()
-    assert not [*(tmp_path / "temp").iterdir()]
+    assert not [*temporary.iterdir()]
 
 
 def test_no_room_for_the_true_logits_is_a_sentence(tmp_path: Path) -> None:
@@ -270,15 +270,14 @@ def test_the_part_of_a_text_has_no_padding() -> None:
     assert torch.equal(of_text(y.flatten(0, 1), 0, ids, 3), y[0])
 
 
-def streaming(tmp_path: Path) -> "subprocess.Popen[str]":
-    """Return a command that reads a model block by block, and has begun to keep true logits in ``temp``."""
-    (tmp_path / "temp").mkdir()
-    random_model("mixtral", num_hidden_layers=16).save_pretrained(tmp_path / "model")
-    words = ["parity", "--model", str(tmp_path / "model"), "--norm", "rms", "--memory", "0"]
+def streaming(model: Path, temporary: Path) -> "subprocess.Popen[str]":
+    """Return a command that reads a model block by block, and has begun to keep true logits in ``temporary``."""
+    random_model("mixtral", num_hidden_layers=16).save_pretrained(model)
+    words = ["parity", "--model", str(model), "--norm", "rms", "--memory", "0"]
     command = [sys.executable, "-m", "minigpt", *words]
-    environment = os.environ | {"TMPDIR": str(tmp_path / "temp")}
+    environment = os.environ | {"TMPDIR": str(temporary)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not [*(tmp_path / "temp").glob("minigpt-truth-*/0.safetensors")]:
+    while not [*temporary.glob("minigpt-truth-*/0.safetensors")]:
         assert process.poll() is None
         time.sleep(0.05)
     return process
@@ -286,28 +285,29 @@ def streaming(tmp_path: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_within_a_second_and_leaves_nothing(number: int, status: int, tmp_path: Path) -> None:
-    process = streaming(tmp_path)
+def test_a_signal_ends_it_within_a_second_and_leaves_nothing(
+    number: int, status: int, tmp_path: Path, temporary: Path
+) -> None:
+    process = streaming(tmp_path / "model", temporary)
     begun = time.monotonic()
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     print(f"ended after {time.monotonic() - begun:.2f} s")
     assert process.returncode == status
     assert "Traceback" not in said
-    assert not [*(tmp_path / "temp").iterdir()]
+    assert not [*temporary.iterdir()]
 
 
 @pytest.mark.thorough
-def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = streaming(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
-    folders = {*(tmp_path / "temp").iterdir()}
-    of_others = tmp_path / "temp" / "minigpt-study"
+def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path, temporary: Path) -> None:
+    killed = streaming(tmp_path / "model", temporary)
+    folders = {*temporary.iterdir()}
+    of_others = temporary / "minigpt-study"
     of_others.mkdir()
     (of_others / "process.lock").touch()
     own = TemporaryFolder("truth")
-    assert folders < {*(tmp_path / "temp").iterdir()}  # its process lives
+    assert folders < {*temporary.iterdir()}  # its process lives
     killed.kill()
     killed.communicate(timeout=60)
     another = TemporaryFolder("weights")
-    assert {*(tmp_path / "temp").iterdir()} == {own.path, another.path, of_others}
+    assert {*temporary.iterdir()} == {own.path, another.path, of_others}

@@ -16,7 +16,6 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt.judge.reading import Recorder, Text
-from minigpt.judge.reference import Reference
 from minigpt.judge.texts import Texts, lengths_of, notes_on_length
 from minigpt.judge.verdict import largest_jump
 from minigpt.report.fields import PlaceOff
@@ -180,22 +179,17 @@ def test_a_search_of_a_function_is_refused_by_its_own_name(demo_original: minigp
 # Files that change, and what is not a number
 
 
-def test_a_folder_that_is_saved_while_it_is_judged(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_saved_while_it_is_judged(folder: Path, tmp_path: Path) -> None:
     model, place = GPT2LMHeadModel.from_pretrained(folder), tmp_path / "model"
     model.save_pretrained(place)
 
-    class Saving(Reference):
-        def __init__(self, *args: Any, **how: Any) -> None:
-            super().__init__(*args, **how)
+    def save(step: str, done: float) -> None:
+        if step.startswith("transformers"):
             model.transformer.h[0].ln_1.weight.data += 0.1
             model.save_pretrained(place)
 
-    with monkeypatch.context() as patched:
-        patched.setattr("minigpt.judge.read_original.Reference", Saving)
-        with pytest.raises(minigpt.CheckpointError, match="was saved to"):
-            minigpt.Original(place, prompts=PROMPTS, device="cpu")
+    with pytest.raises(minigpt.CheckpointError, match="was saved to"):
+        minigpt.Original(place, prompts=PROMPTS, device="cpu", progress=save)
     demo_original = minigpt.Original(place, prompts=PROMPTS, max_new_tokens=0, device="cpu")
     assert demo_original.judge().passed
     model.save_pretrained(place)

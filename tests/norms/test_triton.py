@@ -130,7 +130,7 @@ def test_says_why_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
         norms.build("triton", 8)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert info.available
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)
     assert info.reason == "needs triton: pip install -e '.[triton]'"
 
 
