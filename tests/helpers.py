@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import minigpt
-from minigpt.engine import accelerate, kernel
+from minigpt.engine import accelerate, kernel, quantize_int8
 from minigpt.machine import HAS_ONEDNN
 from minigpt.model.mlp import Conv1D
 
@@ -19,6 +19,8 @@ SMALL = {
 }  # fmt: skip
 
 
+ODD: dict[str, Any] = {"vocab_size": 257, "n_positions": 40, "n_embd": 33, "n_head": 1}
+WIDE: dict[str, Any] = {"vocab_size": 100, "n_positions": 70, "n_embd": 132, "n_head": 3, "n_inner": 77}
 needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 
@@ -55,6 +57,16 @@ def small_model(
         accelerate(model)
     randomize(model)
     return model.eval().to(device, dtype)
+
+
+def model_of(kind: str, by_rows: bool = False, **shape: Any) -> Any:
+    """Return a small model in a dtype or in int8; with ``by_rows`` its weights lie as those of ``nn.Linear``."""
+    model = small_model(dtype=getattr(torch, kind.replace("int8", "float32")), **shape)
+    if by_rows:
+        for name, part in model.named_modules():
+            if name.endswith(("c_attn", "c_fc", "c_proj")):
+                part.weight.data = part.weight.data.t().contiguous().t()  # type: ignore[union-attr]
+    return quantize_int8(model) if kind == "int8" else model
 
 
 def same_weights(reference: GPT2LMHeadModel, arithmetic: str = "fast", **how: Any) -> minigpt.GPT2:

@@ -16,7 +16,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same_bits, assert_within, max_abs, needs_kernel, random_ids, rms, small_model
+from helpers import (
+    ODD,
+    WIDE,
+    assert_same_bits,
+    assert_within,
+    max_abs,
+    model_of,
+    needs_kernel,
+    random_ids,
+    rms,
+    small_model,
+)  # fmt: skip
 from torch import Tensor, nn
 
 import minigpt
@@ -30,18 +41,6 @@ from minigpt.swap import fit_norms
 
 ROOT = Path(__file__).parents[2]
 pytestmark = needs_kernel
-ODD: dict[str, Any] = {"vocab_size": 257, "n_positions": 40, "n_embd": 33, "n_head": 1}
-WIDE: dict[str, Any] = {"vocab_size": 100, "n_positions": 70, "n_embd": 132, "n_head": 3, "n_inner": 77}
-
-
-def model_of(kind: str, by_rows: bool = False, **shape: Any) -> Any:
-    """Return a small model in a dtype or in int8; with ``by_rows`` its weights lie as those of ``nn.Linear``."""
-    model = small_model(dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, **shape)
-    if by_rows:
-        for name, part in model.named_modules():
-            if name.endswith(("c_attn", "c_fc", "c_proj")):
-                part.weight.data = part.weight.data.t().contiguous().t()  # type: ignore[union-attr]
-    return quantize_int8(model) if kind == "int8" else model
 
 
 def texts_of(count: int, longest: int, vocab: int) -> list[list[int]]:
@@ -102,8 +101,11 @@ def test_activations_norms_and_scales(activation: str, norm: str) -> None:
     assert_within(rms(logits - truth), 4e-6 * rms(truth), rms(truth), f"{activation}, {norm}")
 
 
-@pytest.mark.parametrize("by_rows", [False, True])
-@pytest.mark.parametrize("shape", [ODD, WIDE, {"n_positions": 600, "n_embd": 64}], ids=["odd", "wide", "long"])
+@pytest.mark.parametrize(
+    ("shape", "by_rows"),
+    [(ODD, False), (ODD, True), (WIDE, False), (WIDE, True), ({"n_positions": 600, "n_embd": 64}, False)],
+    ids=["odd", "odd, by rows", "wide", "wide, by rows", "long"],
+)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
 def test_any_tokens_at_once_are_read_as_one_by_one(
@@ -113,17 +115,17 @@ def test_any_tokens_at_once_are_read_as_one_by_one(
     model, chance = model_of(kind, by_rows, **shape), random.Random(0)
     step, longest = StepKernel(model), model.config.n_positions
     texts = texts_of(4, longest, 83) + texts_of(3, 8, 83)
-    store = torch.randn(model.new_cache(len(texts), longest).store.shape).to(cache)
+    empty = torch.randn(model.new_cache(len(texts), longest).store.shape).to(cache)
+    store = empty.clone()
     one_by_one = [
         torch.cat([step([token], [slot], [column], store) for column, token in enumerate(text)])
         for slot, text in enumerate(texts)
     ]
-    seen = store.clone()
-    at_once = read(step, texts, store)
-    assert_same_bits(at_once, torch.cat(one_by_one), "logits at once")
-    assert_same_bits(store, seen, "keys and values")
-    some = sorted(chance.sample(range(len(at_once)), 30))
-    assert_same_bits(read(step, texts, store, some), at_once[some], "logits of some")
+    at_once = torch.cat(one_by_one)
+    for some in (None, [], [len(at_once) - 1], sorted(chance.sample(range(len(at_once)), 30))):
+        other, asked = empty.clone(), slice(None) if some is None else some
+        assert_same_bits(read(step, texts, other, some), at_once[asked], f"logits of {some}")
+        assert_same_bits(other, store, "keys and values")
     done = [0] * len(texts)
     while sum(done) < len(at_once):
         slots, columns, target = [], [], []

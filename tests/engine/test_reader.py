@@ -1,4 +1,4 @@
-"""A reader of several texts: what it costs, and that it sees changes of the model. test_company.py holds its logits."""
+"""A reader of several texts: its cost, and that it sees changes of the model. test_company.py holds its logits."""
 
 import pytest
 import torch

@@ -96,18 +96,6 @@ def test_at_any_settings_an_int8_draft_changes_no_bit(count: int, dtype: torch.d
 
 
 @needs_kernel
-@pytest.mark.parametrize("how", [{}, {"do_sample": True, "seed": 3, "temperature": 0.8}], ids=["greedy", "sampled"])
-def test_the_demo_writes_the_same_text_and_stops_at_the_same_place(how: dict[str, Any], chance: random.Random) -> None:
-    model, tokenizer = minigpt.from_pretrained("demo", device="cpu"), minigpt.Tokenizer.from_pretrained("demo")
-    drafted_at(model, lambda: chance.randint(0, MOST_DRAFTED))
-    for stop in (None, "the", [".", " and"]):
-        settings: Any = {"max_new_tokens": 80, "stop": stop, **how}
-        plain = list(minigpt.stream(model, tokenizer, "The old sailor", **settings))
-        drafted = list(minigpt.stream(model, tokenizer, "The old sailor", **settings, draft="int8"))
-        assert "".join(drafted) == "".join(plain)
-
-
-@needs_kernel
 def test_a_drafter_has_the_norms_of_the_model_and_follows_its_weights() -> None:
     model, ids = small_model(), random_ids(1, 6)
     minigpt.swap_norms(model, "rms", "h.0.ln_1")

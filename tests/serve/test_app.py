@@ -1,18 +1,17 @@
 """The application in this process: what it answers, whom it refuses, and that nobody notices anybody else."""
 
 import asyncio
-import contextlib
 import copy
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import tiny_bpe
-from helpers import needs_kernel, small_model
+from helpers import small_model
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
@@ -20,58 +19,15 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 httpx = pytest.importorskip("httpx")
 
+from application import MODEL, MODELS, TOKENIZER, Client, later, serving  # noqa: E402
+
 import minigpt  # noqa: E402
 from minigpt import Tokenizer, generate  # noqa: E402
 from minigpt.generation.settings import SETTINGS  # noqa: E402
-from minigpt.serve import jobs, scheduler, share_weights  # noqa: E402
+from minigpt.serve import jobs, scheduler  # noqa: E402
 from minigpt.serve.routes import LONG_PROMPT  # noqa: E402
 
-# Log-probabilities are over all logits, also over those of ids from 300 on, which have no token.
-MODEL = small_model(
-    dtype=torch.float64, n_positions=64, vocab_size=320, used_vocab_size=300, eos_token_id=[7, 20, 33, 150]
-)
-TOKENIZER = Tokenizer(tiny_bpe(300))
-OTHER = copy.deepcopy(MODEL)
-minigpt.swap_norms(OTHER, "std_eps")
-share_weights(MODEL, OTHER)
-MODELS = {"demo": MODEL, "demo:std_eps": OTHER}
 TEXTS = ["the dog", "naïve café", "I saw the other dog there", "狗", "\n\n", "the the the the", "a", "1 2 3"]
-
-
-class Client:
-    """Asks an application in this process."""
-
-    def __init__(self, models: Any = MODELS, tokenizer: Tokenizer = TOKENIZER, **options: Any) -> None:
-        self.app = minigpt.serve.app(models, tokenizer=tokenizer, **options)
-        self.scheduler = self.app.state.scheduler
-
-    def ask_all(self, *calls: Callable[[Any], Awaitable[Any]]) -> list[Any]:
-        async def main() -> list[Any]:
-            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as http:
-                return await asyncio.gather(*(one(http) for one in calls))
-
-        return asyncio.run(main())
-
-    def post(self, path: str, body: Any, **options: Any) -> Any:
-        content = {"json": body} if not isinstance(body, bytes) else {"content": body}
-        return self.ask_all(lambda http: http.post(path, **content, **options))[0]
-
-    def get(self, path: str, **options: Any) -> Any:
-        return self.ask_all(lambda http: http.get(path, **options))[0]
-
-    def complete(self, prompt: Any = "the dog", **fields: Any) -> Any:
-        return self.post("/v1/completions", {"model": "demo", "prompt": prompt, **fields})
-
-
-def later(body: Any, wait: float = 0.0, path: str = "/v1/completions") -> Callable[[Any], Awaitable[Any]]:
-    """Asks after some seconds."""
-
-    async def post(http: Any) -> Any:
-        await asyncio.sleep(wait)
-        return await http.post(path, json=body)
-
-    return post
 
 
 async def until(ready: Callable[[], object]) -> None:
@@ -79,13 +35,6 @@ async def until(ready: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not ready():
             await asyncio.sleep(0.005)
-
-
-@contextlib.contextmanager
-def serving(models: Any = MODELS, **options: Any) -> Iterator[Client]:
-    client = Client(models, **options)
-    yield client
-    client.scheduler.stop()
 
 
 @pytest.fixture(scope="module")
@@ -159,26 +108,6 @@ def test_requests_of_all_settings_at_once_get_what_generate_gives(client: Client
             text, **{"max_new_tokens": 9, **options}
         )
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] in ("stop", "length")
-
-
-@needs_kernel
-def test_no_bit_of_an_answer_depends_on_the_others() -> None:
-    """Texts, scores of prompts and log-probabilities, with windows that slide and copies of a prompt among them."""
-    model = small_model(n_positions=64, vocab_size=300, eos_token_id=[7])
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0, "max_tokens": 12}, {"n": 3, "logprobs": 2}, {"echo": True, "logprobs": 4, "n": 2},
-        {"echo": True, "logprobs": 1, "max_tokens": 0}, {"overflow": "slide", "max_tokens": 70, "logprobs": 0},
-        {"stop": ["e"], "max_tokens": 30}, {"repetition_penalty": 1.5, "logprobs": 1},
-    ]  # fmt: skip
-    lengths = (1, 3, 17, 34)
-    bodies = [
-        {"model": "demo", "seed": i, "prompt": [(31 * i + 7 * place + length) % 300 for place in range(length)], **kind}
-        for i, kind in enumerate(kinds)
-        for length in lengths
-    ]
-    with serving({"demo": model}, max_batch=6, draft=None) as client:
-        alone = [client.post("/v1/completions", body).json()["choices"] for body in bodies]
-        assert [answer.json()["choices"] for answer in client.ask_all(*map(later, bodies))] == alone
 
 
 def test_each_norm_writes_its_own_text_on_the_same_parameters(client: Client) -> None:
@@ -771,19 +700,3 @@ def test_models_and_tokenizer_must_fit() -> None:
         assert raised.value.argument == "api_key"
     with pytest.raises(minigpt.ConfigError, match='draft="int8" needs'):
         minigpt.serve.app({"demo": small_model("dyt", vocab_size=300)}, tokenizer=TOKENIZER, draft="int8")
-
-
-@needs_kernel
-@pytest.mark.parametrize(
-    "fields",
-    [{"temperature": 0}, {"logprobs": 2, "seed": 2}, {"temperature": 0.7, "seed": 4}, {"n": 3, "seed": 1}],
-    ids=str,
-)
-def test_drafts_change_no_answer(fields: dict[str, Any]) -> None:
-    models = {"demo": small_model(n_positions=64, vocab_size=300, eos_token_id=[7])}
-    answers = []
-    for draft in (None, "int8"):
-        with serving(models, draft=draft) as client:
-            answers.append(client.complete(max_tokens=40, **fields).json())
-    assert answers[0]["choices"] == answers[1]["choices"]
-    assert answers[0]["usage"] == answers[1]["usage"]

@@ -1,31 +1,118 @@
 """A text in company: its logits and its tokens are those that it has alone, whatever the others do.
 
-By the kernel bit for bit, in every dtype: texts come at once or in pieces, leave, slide beyond the context, are copied,
-scored and drafted. By PyTorch at float64's exactness. tests/serve/test_app.py asks a server for the same bits.
+By the kernel bit for bit, in every dtype and with drafts: texts come at once or in pieces, leave, slide beyond the
+context, are copied and scored; a server's too. By PyTorch at float64's exactness. engine/test_kernel.py reads pieces of
+every size at every level of instructions, and norms/test_triton.py the rows of a norm.
 """
 
+import itertools
 import random
 from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same_bits, assert_within, max_abs, needs_kernel, random_ids, small_model
+from checkpoints import tiny_bpe
+from helpers import WIDE, assert_same_bits, assert_within, max_abs, model_of, needs_kernel, random_ids, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernel import WIDE, model_of
-from torch import Tensor
+from torch import Tensor, nn
 
 import minigpt
 from minigpt.engine import kernel
+from minigpt.engine.int8 import Int8Linear
 from minigpt.engine.reader import Reader
 from minigpt.engine.step import StepKernel
 from minigpt.generation.batch import Batch, Piece
-from minigpt.generation.decode import rows_of, write_rows
 from minigpt.generation.drafts import MOST_DRAFTED, Drafts
 from minigpt.generation.row import Row
 from minigpt.generation.settings import parse_settings
 
 KINDS = ("float32", "bfloat16", "int8")
+CONTEXT, PLACES, TOKENIZER = 64, 6, minigpt.Tokenizer(tiny_bpe(300))
+
+# Texts that are written
+
+LENGTHS = (1, 3, 17, 34)
+HOW: tuple[dict[str, Any], ...] = (
+    {}, {"do_sample": True, "temperature": 1.5, "top_k": 60}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"do_sample": True, "stop": ["e", "\n"], "max_new_tokens": 30}, {"overflow": "slide", "max_new_tokens": 70},
+    {"min_new_tokens": 2, "eos_token_id": [*range(40)], "logit_bias": {5: 3.0}},
+)  # fmt: skip
+
+
+def prompt_of(number: int, length: int) -> list[int]:
+    return [(31 * number + 7 * place + length) % 300 for place in range(length)]
+
+
+def rows(times: int) -> list[Row]:
+    """Texts of each length with settings of each kind, so often, each with a seed of its own."""
+    made = []
+    for seed, (_, how, length) in enumerate(itertools.product(range(times), HOW, LENGTHS)):
+        chosen = parse_settings(**{"max_new_tokens": 12, "output_logprobs": True} | how)
+        ends = tuple(how.get("eos_token_id", (7, 20, 33)))
+        made.append(Row(prompt_of(seed, length), chosen, ends, TOKENIZER, seed=seed))
+    return made
+
+
+def written(model: minigpt.GPT2, waiting: list[Row], places: int, drafts: Drafts | None = None) -> list[list[Any]]:
+    """Return tokens, end and log-probabilities of each text, written in so many places at a time."""
+    batch, ahead = Batch(model, places, CONTEXT, drafts), iter(waiting)
+    while batch.add(list(itertools.islice(ahead, places - len(batch.rows)))) or batch.rows:
+        batch.step()
+    return [[row.ids, row.end, row.logprobs] for row in waiting]
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("kind", "is_drafted", "places", "times"),
+    [
+        *((kind, False, 5, 1) for kind in (*KINDS, "float64")),
+        *((kind, True, places, 1) for kind in ("float32", "bfloat16") for places in (1, 2)),
+        pytest.param("float32", False, 5, 40, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_text_is_written_as_it_is_alone(kind: str, is_drafted: bool, places: int, times: int) -> None:
+    """Rows end at random, and others take their places. Of PyTorch, at float64, the tokens are the same."""
+    model = model_of(kind, n_positions=CONTEXT, vocab_size=300)
+    alone = [written(model, [row], 1)[0] for row in rows(times)]
+    drafts, chance, together = Drafts(model, "int8") if is_drafted else None, random.Random(0), rows(times)
+    if drafts is not None:
+        drafts.length.next = lambda: chance.randint(0, MOST_DRAFTED)
+    supplied = written(model, together, places, drafts)
+    for one, other in zip(supplied, alone, strict=True):
+        assert one[:2] == other[:2]
+        assert one[2] == (pytest.approx(other[2], abs=1e-9) if kind == "float64" else other[2])
+    assert {end for _, end, _ in alone} == {"eos", "stop", "length"}
+    assert (sum(row.drafted for row in together) > 0) == is_drafted
+
+
+@needs_kernel
+def test_no_bit_of_an_answer_depends_on_the_others() -> None:
+    """Texts, scores of prompts and log-probabilities; in turn or at once, with drafts or without."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("httpx")
+    from application import later, serving
+
+    model = small_model(n_positions=CONTEXT, vocab_size=300, eos_token_id=[7])
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0, "max_tokens": 12}, {"n": 3, "logprobs": 2}, {"echo": True, "logprobs": 4, "n": 2},
+        {"echo": True, "logprobs": 1, "max_tokens": 0}, {"overflow": "slide", "max_tokens": 70, "logprobs": 0},
+        {"stop": ["e"], "max_tokens": 30}, {"repetition_penalty": 1.5, "logprobs": 1},
+    ]  # fmt: skip
+    bodies = [
+        {"model": "demo", "seed": i, "prompt": prompt_of(i, length), **kind}
+        for i, kind in enumerate(kinds)
+        for length in LENGTHS
+    ]
+    answers = []
+    for draft in (None, "int8"):
+        with serving({"demo": model}, max_batch=6, draft=draft) as client:
+            answers.append([client.post("/v1/completions", body) for body in bodies])
+            answers.append(client.ask_all(*map(later, bodies)))
+    facts = [[(answer.json()["choices"], answer.json()["usage"]) for answer in some] for some in answers]
+    assert facts[1:] == facts[:1] * 3
+
 
 # The kernel's rows
 
@@ -61,42 +148,18 @@ def test_few_rows_of_a_wide_matrix_are_read_as_one(kind: str) -> None:
         assert_same_bits(step(places, places, [0] * rows, store), alone[:rows], f"{rows} rows")
 
 
-@needs_kernel
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("asked", [[], [39], [0, 3, 17, 38], list(range(5, 40))])
-def test_a_row_does_not_depend_on_which_logits_are_asked_for(kind: str, asked: list[int]) -> None:
-    """Two texts of 20 tokens. All keys and values go to the cache, also those of the last layer."""
-    model = model_of(kind, **WIDE)
-    step = StepKernel(model)
-    tokens, slots, columns = list(range(40)), [0] * 20 + [1] * 20, [*range(20), *range(20)]
-    store, other = model.new_cache(2, 20).store.zero_(), model.new_cache(2, 20).store.zero_()
-    together = step(tokens, slots, columns, store)
-    assert_same_bits(step(tokens, slots, columns, other, asked), together[asked], f"rows {asked}")
-    assert_same_bits(other, store, "the cache")
+def test_a_row_of_a_layer_in_eight_bits_is_its_own() -> None:
+    layer = Int8Linear(torch.randn(33, 48), nn.Parameter(torch.randn(33)))
+    x = torch.randn(7, 5, 48)
+    x[3] *= 1000
+    with torch.no_grad():
+        together = layer(x)
+        for i in range(7):
+            assert_same_bits(layer(x[i : i + 1]), together[i : i + 1], f"row {i}")
 
 
-# Texts that are written by the kernel
+# The logits of every step
 
-
-def written(model: Any, prompts: list[list[int]], places: int) -> list[list[int]]:
-    """Return the tokens of every prompt, written in so many places at a time."""
-    settings = parse_settings(max_new_tokens=12, eos_token_id=[3, 5, 8], do_sample=True, seed=1)
-    rows = rows_of(model, prompts, settings, None)
-    for _ in write_rows(model, rows, settings, places):
-        pass
-    return [row.ids for row in rows]
-
-
-@needs_kernel
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.thorough)])
-def test_rows_that_join_and_leave_write_what_they_write_alone(count: int) -> None:
-    """Prompts of random lengths in 5 places; rows end at random, and others take their places."""
-    model, chance = small_model(), random.Random(0)
-    prompts = [[chance.randrange(83) for _ in range(chance.randint(1, 20))] for _ in range(count)]
-    assert written(model, prompts, 5) == written(model, prompts, 1)
-
-
-CONTEXT, PLACES = 64, 6
 LENGTH = st.integers(1, CONTEXT + 9)
 ACTIONS = st.lists(
     st.one_of(
@@ -200,7 +263,6 @@ def test_every_logit_has_the_bits_of_its_text_alone(
 
 # Texts that PyTorch reads
 
-
 ROWS, COLUMNS = 4, 24
 DOUBLE = small_model(dtype=torch.float64, n_positions=COLUMNS)  # which the kernel does not serve
 EAGER = small_model(dtype=torch.float64, n_positions=COLUMNS, attention="eager")
@@ -252,7 +314,7 @@ class Texts:
 
 
 @pytest.mark.parametrize("model", [DOUBLE, EAGER], ids=["sdpa", "eager"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(actions=READS)
 @torch.no_grad()
 def test_each_text_has_the_logits_that_it_has_alone(model: minigpt.GPT2, actions: list[tuple[str, object]]) -> None:
