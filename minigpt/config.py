@@ -12,13 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from minigpt.choices import Rule, between
+from minigpt.choices import GPT2_TYPE, MINIGPT_TYPE, Rule, between
 from minigpt.errors import ConfigError, listing, near
 from minigpt.files import as_path, read_object
 
-GPT2_TYPE = "gpt2"  # the model_type of a plain GPT-2
-MINIGPT_TYPE = "minigpt-gpt2"  # of one whose norms are not all LayerNorm, or that names its arithmetic
-GPT2_TYPES = (GPT2_TYPE, MINIGPT_TYPE)
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 
 # Fields of a config.json that cannot change the logits: bookkeeping, heads we do not have, defaults for generation.

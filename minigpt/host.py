@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from minigpt.config import GPT2_TYPES
+from minigpt.choices import GPT2_TYPES
 from minigpt.errors import raised
 from minigpt.norms.foreign.adapt import eps_of
 from minigpt.norms.formulas import exact_norm, ways_of_rounding

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from minigpt.config import GPT2_TYPES
+from minigpt.choices import GPT2_TYPES
 
 MOST_WINDOW = 2048  # tokens of a text that another architecture reads at once: logits of a large vocabulary take 1 GB
 MOST_CONTEXT = 1024  # tokens that are read at once by a model without a limit

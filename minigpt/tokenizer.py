@@ -22,7 +22,7 @@ from minigpt.checkpoint.contents import (
     local_place,
 )
 from minigpt.checkpoint.pickles import check_pickle
-from minigpt.config import GPT2_TYPE
+from minigpt.choices import GPT2_TYPE
 from minigpt.errors import CheckpointError, ConfigError, GenerationError, listing, raised
 from minigpt.files import read_text, replaced, write_atomically, write_json
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from minigpt.report.overview import parity_summary
 from minigpt.report.parity_report import ParityReport
+from minigpt.report.parts import parity_summary
 
 Report = dict[str, Any]
 

@@ -43,7 +43,7 @@ def test_circles_are_seen() -> None:
     assert set(circle({"a": {"b"}, "d": {"d"}})) == {"d"}
     known = modules()
     assert {"minigpt.cli", "minigpt.recipe", "minigpt.norms.foreign.adapt"} <= known.keys()
-    assert "minigpt.norms.build" in set(imported("minigpt.norms", known))
+    assert "minigpt.norms.registry" in set(imported("minigpt.norms", known))
     assert "minigpt.model.gpt2" in set(imported("minigpt.engine.parts", known)) | set(imported("minigpt.model", known))
 
 

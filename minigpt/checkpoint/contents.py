@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minigpt.checkpoint.formats import CONFIG, SAFETENSORS
 from minigpt.checkpoint.pickles import check_pickles
-from minigpt.config import GPT2_TYPES
+from minigpt.choices import GPT2_TYPES
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, listing, near, raised
 from minigpt.files import as_path, file_state, is_temporary, read_object
 
@@ -344,7 +344,7 @@ def _has_one(folder: Path, names: Iterable[str]) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
+def _read(file: Path) -> FileContent:
     try:
         if file.suffix == ".safetensors":
             return load_file(file), None
@@ -356,7 +356,7 @@ def _read(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
         raise CheckpointError(f"{file} cannot be read as a {file.suffix} file: {' '.join(reason.split())}") from error
 
 
-def _read_pickle(file: Path) -> tuple[dict[str, Tensor], Mapping[str, Any] | None]:
+def _read_pickle(file: Path) -> FileContent:
     """Return the tensors of a state dict, or of a trainer's checkpoint that holds one.
 
     ``torch.load(weights_only=True)`` reads the pickle. It builds tensors and plain containers, and calls nothing else.

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from minigpt.checkpoint.formats import CONFIG, LINEARS, SAFETENSORS
-from minigpt.config import GPT2_TYPE
+from minigpt.choices import GPT2_TYPE
 from minigpt.engines.gguf_file import Metadata
 from minigpt.errors import CheckpointError, MiniGPTError, listing, raised
 from minigpt.files import TemporaryFolder, file_state, write_json

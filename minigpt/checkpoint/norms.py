@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import minigpt.norms as norms
-from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
+from minigpt.choices import GPT2_TYPE, MINIGPT_TYPE
 from minigpt.errors import NormError, listing
 from minigpt.model import GPT2
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint.contents import Files
 from minigpt.checkpoint.sizes import shapes_in
-from minigpt.choices import bytes_of
-from minigpt.config import GPT2_TYPE, MINIGPT_TYPE
+from minigpt.choices import GPT2_TYPE, MINIGPT_TYPE, bytes_of
 from minigpt.errors import CheckpointError, listing
 from minigpt.files import file_state
 from minigpt.offload import device_hooks

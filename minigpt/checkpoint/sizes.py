@@ -7,7 +7,6 @@ another model.
 import contextlib
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -39,30 +38,13 @@ def shapes_in(file: Path) -> dict[str, list[int]]:
     return shapes
 
 
-class Headers(NamedTuple):
-    """The sizes of the tensors in a folder's safetensors files.
-
-    Attributes:
-        tensors: their number.
-        values: of all tensors.
-        longest: the largest size in any shape.
-    """
-
-    tensors: int
-    values: int
-    longest: int
-
-
-def read_headers(place: Path) -> Headers:
-    """Return the sizes of the tensors in the safetensors files of a folder. A damaged file counts as empty."""
-    tensors = values = longest = 0
+def shapes_at(place: Path) -> list[list[int]]:
+    """Return the shapes of the tensors in the safetensors files of a folder. A damaged file counts as empty."""
+    shapes: list[list[int]] = []
     for file in place.glob("*.safetensors"):
         with contextlib.suppress(CheckpointError):
-            for shape in shapes_in(file).values():
-                tensors += 1
-                values += math.prod(shape)
-                longest = max(longest, *shape, 1)
-    return Headers(tensors, values, longest)
+            shapes += shapes_in(file).values()
+    return shapes
 
 
 def check_counts(place: Path) -> None:
@@ -73,11 +55,12 @@ def check_counts(place: Path) -> None:
     """
     path = place / CONFIG
     fields = read_object(path, ConfigError)
-    headers = read_headers(place)
-    rows = max(headers.tensors, headers.longest)
+    shapes = shapes_at(place)
+    tensors = len(shapes)
+    rows = max([tensors, *map(max, filter(None, shapes))])
     text = fields.get("text_config")
     for part in (fields, text if isinstance(text, dict) else {}):
-        for names, least, most in ((LAYER_FIELDS, 1, headers.tensors), (EXPERT_FIELDS, 0, rows)):
+        for names, least, most in ((LAYER_FIELDS, 1, tensors), (EXPERT_FIELDS, 0, rows)):
             for name in names:
                 count = part.get(name)
                 if most and isinstance(count, int) and not least <= count <= most:
@@ -93,7 +76,8 @@ def check_memory(place: Path, model: nn.Module, is_quantized: bool) -> None:
     Raises:
         CheckpointError: if it needs many more.
     """
-    held, times = read_headers(place).values, SPARE_VALUES
+    held = sum(map(math.prod, shapes_at(place)))
+    times = SPARE_VALUES
     if is_quantized:
         times = PACKED
     most = max(SMALL, held * times)

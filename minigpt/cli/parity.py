@@ -165,7 +165,8 @@ def parity(
         version = truth.facts.versions["transformers"]
         show(f"{record} holds {truth.facts.source} as transformers {version} computes it", {})
         return
-    from minigpt.report.overview import parity_summary, reports_table
+    from minigpt.report.overview import reports_table
+    from minigpt.report.parts import parity_summary
 
     written = [report.to_dict() for report in judged]
     if len(judged) == 1:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 
+from minigpt.choices import MINIGPT_TYPE
 from minigpt.cli.options import JsonFile
 from minigpt.cli.output import progress, show
-from minigpt.config import MINIGPT_TYPE
 from minigpt.errors import CheckpointError, GenerationError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from minigpt.conformance.cases import PyTorchInFloat32, gradients
+from minigpt.conformance.compare import distance
 from minigpt.conformance.found import (
     MOST_LISTED,
     UNKNOWN,
@@ -21,7 +22,7 @@ from minigpt.conformance.found import (
     wrong_at,
 )
 from minigpt.conformance.mistakes import BACKWARD, SUMS, slope
-from minigpt.conformance.probes import LIMIT, PROBES, best, distance, of_probes, with_few
+from minigpt.conformance.probes import LIMIT, PROBES, best, of_probes, with_few
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import PRECISIONS, PRUNED, ordinary
 from minigpt.norms.formulas import deviation, exact_norm

@@ -244,3 +244,11 @@ def by_group(cases: Iterable[OfGroup]) -> dict[str, list[OfGroup]]:
     for case in cases:
         groups.setdefault(case.group, []).append(case)
     return groups
+
+
+def judged_at(cases: Iterable[CaseResult]) -> set[str]:
+    """Return the names of the dtypes at which some of these cases were judged."""
+    names = set[str]()
+    for case in cases:
+        names |= case.dtypes.keys()
+    return names

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigpt.conformance.case import Axis, Case, Outcomes
-from minigpt.conformance.compare import Kind, compare
-from minigpt.conformance.probes import distance
+from minigpt.conformance.compare import Kind, compare, distance
 from minigpt.conformance.subject import Built, Subject, first_rows, repeat_rows
 from minigpt.conformance.truth import (
     CONSTANT,

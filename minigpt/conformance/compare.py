@@ -156,3 +156,9 @@ def pattern_of(name: str, wrong: Tensor) -> str:
     if len(steps) == 1 and len(index) > 2:
         return f"one {name} in {steps[0]:,} from {first:,} on"
     return ""
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return RMS(a - b) / RMS(b)."""
+    size = b.square().mean().sqrt().clamp(min=1e-300)
+    return ((a - b).square().mean().sqrt() / size).item()

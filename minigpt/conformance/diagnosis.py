@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from minigpt.conformance import backward, behaviour, cases, probes
-from minigpt.conformance.case import Axis, CaseResult, Compare
+from minigpt.conformance.case import Axis, CaseResult, Compare, judged_at
 from minigpt.conformance.compare import Kind
 from minigpt.conformance.found import (
     MOST_PATTERNS,
@@ -19,7 +19,6 @@ from minigpt.conformance.found import (
     Mistakes,
     Results,
     first_dtype,
-    judged_at,
     listed_values,
     of_cases,
     of_numbers,

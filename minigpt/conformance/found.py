@@ -41,14 +41,6 @@ def listed_values(cases: Results) -> str:
     return ", ".join(case.value for case in cases)
 
 
-def judged_at(cases: Results) -> set[str]:
-    """Return the names of the dtypes at which some of these cases were judged."""
-    names = set[str]()
-    for case in cases:
-        names |= case.dtypes.keys()
-    return names
-
-
 def wrong_at(cases: Results) -> set[str]:
     """Return the names of the dtypes at which some of these cases have wrong numbers."""
     names = set[str]()

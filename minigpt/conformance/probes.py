@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigpt.conformance.compare import distance
 from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
 from minigpt.norms.formulas import deviation, exact_norm, formula, tables
@@ -44,21 +45,6 @@ def of_probes(by_probe: Mapping[str, list[str] | None]) -> list[str]:
     return [f"{mistake}, {where}" for mistake in first]
 
 
-@torch.no_grad()
-def ask(
-    subject: Subject,
-    x: Tensor,
-    scale: float | Tensor = 1.0,
-    shift: float | Tensor = 0.0,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Return the norm of ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors."""
-    blank = torch.ones(x.shape[-1], dtype=torch.float64)
-    weights = blank * scale, blank * shift
-    norm = subject.candidate(x.shape[-1], dtype, weights=lambda width, generator: weights)
-    return norm(subject.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
-
-
 def closest_formula(
     subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], likeliest: list[str] | None = None
 ) -> list[str] | None:
@@ -74,7 +60,7 @@ def closest_formula(
     x = (deviation * (1 + normal(subject.generator, *shape))).to(dtype).double()
     scale = (1 + 2 * normal(subject.generator, shape[-1])).to(dtype).double()
     shift = (1 + normal(subject.generator, shape[-1])).to(dtype).double()
-    y = ask(subject, x, scale, shift, dtype)
+    y = subject.ask(x, scale, shift, dtype)
     formulas = []
     by_name = tables(subject.kind)
     for names, chosen in with_few([*by_name.values()]):
@@ -125,7 +111,7 @@ def best(formulas: Iterable[tuple[list[str], float]], limit: float) -> list[str]
 def reciprocal(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return how 1 / deviation is rounded, if each row is right but for a factor near 1, above it or below."""
     x = subject.put(ordinary(64, 1024, subject.generator), dtype).cpu().double()
-    y, true = ask(subject, x, dtype=dtype), exact_norm(x, subject.kind)
+    y, true = subject.ask(x, dtype=dtype), exact_norm(x, subject.kind)
     factor = (y * true).sum(-1, keepdim=True) / true.square().sum(-1, keepdim=True)
     off = (factor - 1).abs().max().item()
     above = (factor > 1).double().mean().item()
@@ -147,7 +133,7 @@ def precision(subject: Subject, dtype: torch.dtype) -> list[str]:
     precision.
     """
     x = subject.put(ordinary(64, 64, subject.generator), dtype).cpu().double()
-    y, u = ask(subject, x, dtype=dtype), PRECISIONS[dtype].result
+    y, u = subject.ask(x, dtype=dtype), PRECISIONS[dtype].result
     off = distance(y, exact_norm(x, subject.kind))
     is_of_few_roundings = dtype in HALVES and off <= 4 * u
     is_narrow = off <= 0.1 and _fits_narrower(y, u)
@@ -167,19 +153,19 @@ def _fits_narrower(y: Tensor, u: float) -> bool:
 def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return which values of a row, or which rows, a result is computed from, if not from its row."""
     x = normal(subject.generator, 8, 64)
-    y, moved = ask(subject, x, dtype=dtype), x.clone()
+    y, moved = subject.ask(x, dtype=dtype), x.clone()
     moved[:, 0] += 3
     if not y.isfinite().all():
         return ["it returns NaN or infinities for ordinary rows"]
     if not y.any():
         return ["it returns 0 for ordinary rows, without scale and shift"]
-    changed = (ask(subject, moved, dtype=dtype) != y).any(0)  # (C,)
+    changed = (subject.ask(moved, dtype=dtype) != y).any(0)  # (C,)
     group = int(changed.sum())
     if group < 2 and changed[:group].all():
         return ["each value is computed by itself, without the statistics of its row"]
     if group < 64 and changed[:group].all():
         return [f"each {group} of the 64 values of a row are normalized by themselves"]
-    alone = torch.cat([ask(subject, row, dtype=dtype) for row in x.split(1)])
+    alone = torch.cat([subject.ask(row, dtype=dtype) for row in x.split(1)])
     if distance(alone, y) > 1e-3:
         return ["a row depends on its batch"]
     return []
@@ -188,22 +174,16 @@ def structure(subject: Subject, dtype: torch.dtype) -> list[str]:
 def symptoms(subject: Subject, dtype: torch.dtype) -> list[str]:
     """Return a property of the outputs of a norm that is wrong for all inputs, and that no formula explains."""
     x = normal(subject.generator, 8, 64)
-    y = ask(subject, x, dtype=dtype)
-    moved = ask(subject, x + 2, dtype=dtype)
+    y = subject.ask(x, dtype=dtype)
+    moved = subject.ask(x + 2, dtype=dtype)
     drift = (moved - y).mean(-1)  # what is left of a mean moves all values to one side
     usual = max(1e-4, 2 * drift.std().item())
     if subject.centers and drift.mean().abs() > usual:
         return ["the mean is not subtracted, or not whole: a shift of the row changes the result"]
-    if distance(ask(subject, 4 * x, dtype=dtype), y) > 0.05:
+    if distance(subject.ask(4 * x, dtype=dtype), y) > 0.05:
         return ["it does not divide by the row's own deviation: four times the row gives another result"]
-    changed = ask(subject, x, 2.0, 3.0, dtype)
+    changed = subject.ask(x, 2.0, 3.0, dtype)
     rounding = 1e-3 + 4 * PRECISIONS[dtype].result
     if distance(changed, 2 * y + 3) > rounding:
         return ["scale and shift are applied otherwise than in row * scale + shift"]
     return []
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """Return RMS(a - b) / RMS(b)."""
-    size = b.square().mean().sqrt().clamp(min=1e-300)
-    return ((a - b).square().mean().sqrt() / size).item()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from minigpt.conformance.behaviour import MIXED_PRECISION, rows_independent
-from minigpt.conformance.case import Axis
-from minigpt.conformance.found import Results, judged_at, listed_values, on_axis
-from minigpt.conformance.probes import ask, distance
+from minigpt.conformance.case import Axis, judged_at
+from minigpt.conformance.compare import distance
+from minigpt.conformance.found import Results, listed_values
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.errors import raised
@@ -90,7 +90,7 @@ def note_on_mixed_precision(subject: Subject) -> list[str]:
 def overflow(subject: Subject) -> list[str]:
     """Return a sentence if rows whose sum of squares overflows come out as the shift, or not finite."""
     x = (OVERFLOW * normal(subject.generator, 4, 768)).float().double()
-    y = ask(subject, x)
+    y = subject.ask(x)
     rows = f"float32 rows of {OVERFLOW:.0e}".replace("e+", "e")
     if not y.isfinite().all():
         return [f"{rows} come out as NaN or infinities: the sum of their squares overflows"]
@@ -106,7 +106,7 @@ def constant_rows(subject: Subject) -> list[str]:
     worst, width = 0.0, NARROW_WIDTH
     for n in (NARROW_WIDTH, 768, WIDE):
         x = CONSTANT_ROWS.expand(-1, n).float().double()
-        off = ask(subject, x).abs().max().item()
+        off = subject.ask(x).abs().max().item()
         if off > worst:
             worst, width = off, n
     if worst < OFF_THE_SHIFT:
@@ -134,7 +134,7 @@ def error_beside_pytorch(subject: Subject, width: int) -> float:
     x = ordinary(16, width, subject.generator).float().double()
     true = exact_norm(x, subject.kind)
     by_pytorch = norm_by_pytorch(x.float(), subject.kind).double()
-    return distance(ask(subject, x), true) / max(distance(by_pytorch, true), 1e-9)
+    return distance(subject.ask(x), true) / max(distance(by_pytorch, true), 1e-9)
 
 
 @one_thread()
@@ -185,8 +185,8 @@ def refusals(results: Results) -> list[str]:
     """Return a sentence on the widths that the norm refuses."""
     refused = []
     judged = judged_at(results) - {"float64"}
-    for case in on_axis(results, Axis.WIDTH):
-        if not case.is_backward and case.refused.keys() & judged:
+    for case in results:
+        if case.axis is Axis.WIDTH and not case.is_backward and case.refused.keys() & judged:
             refused.append(case)
     if not refused:
         return []

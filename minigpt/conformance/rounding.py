@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from minigpt.conformance.probes import ask, distance
+from minigpt.conformance.compare import distance
 from minigpt.conformance.subject import Subject
 from minigpt.conformance.truth import PRECISIONS, normal, ordinary
 from minigpt.norms.formulas import GPT2_EPS
@@ -135,7 +135,7 @@ def otherwise_rounded(subject: Subject, dtype: torch.dtype) -> list[str]:
         scale = torch.ones_like(scale)
     if adapted and adapted.adds:
         shift = torch.zeros_like(shift)
-    y = ask(subject, x, scale, shift, dtype)
+    y = subject.ask(x, scale, shift, dtype)
 
     def off(way: Way) -> float:
         return distance(y, way.apply(x, scale, shift, dtype, subject.centers))

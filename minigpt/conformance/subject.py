@@ -242,6 +242,20 @@ class Subject:
         """Round a float64 tensor to ``dtype``, and move it to the norm's device."""
         return tensor.to(device=self.device, dtype=dtype)
 
+    @torch.no_grad()
+    def ask(
+        self,
+        x: Tensor,
+        scale: float | Tensor = 1.0,
+        shift: float | Tensor = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Return the norm of ``x`` (..., C) in float64 on the CPU; scale and shift are numbers or (C,) tensors."""
+        blank = torch.ones(x.shape[-1], dtype=torch.float64)
+        weights = blank * scale, blank * shift
+        norm = self.candidate(x.shape[-1], dtype, weights=lambda width, generator: weights)
+        return norm(self.put(x, dtype).clone()).cpu().double()  # a clone: it may be written into
+
     @property
     def takes_eps(self) -> bool:
         """True if its constructor, or its function, takes an eps."""

@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from minigpt import norms
 from minigpt.checkpoint.norms import ARCHITECTURE, Norms, Pairs, as_pairs, require_registered
-from minigpt.choices import ARITHMETICS, check_option
-from minigpt.config import MINIGPT_TYPE, OTHER_NETWORKS
+from minigpt.choices import ARITHMETICS, MINIGPT_TYPE, check_option
+from minigpt.config import OTHER_NETWORKS
 from minigpt.engine import parts
 from minigpt.errors import ConfigError, NormError
 from minigpt.norms.foreign.adapt import eps_of

@@ -25,9 +25,9 @@ from minigpt.judge.reference import tensors_of
 from minigpt.judge.runners import FunctionRunner, ModuleRunner, Naming, OurRunner, Runner
 from minigpt.machine import return_memory
 from minigpt.model import GPT2
+from minigpt.norms.foreign.adapt import inner_norm
 from minigpt.norms.foreign.builder import is_exact, is_ours, name_of, notes
 from minigpt.norms.foreign.construct import naming, title
-from minigpt.norms.foreign.oneplus import inner_norm
 from minigpt.norms.registry import KINDS
 from minigpt.precision import DTYPES, HALVES
 from minigpt.recipe import Recipe, differences

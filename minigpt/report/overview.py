@@ -1,4 +1,4 @@
-"""Parity reports in a terminal: one with its parts, or a table of several with what a reader needs with it."""
+"""Several parity reports in a table, with what a reader needs with it."""
 
 import csv
 import io
@@ -8,13 +8,11 @@ from dataclasses import asdict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from minigpt.report import sentences
 from minigpt.report.fields import ReportFields, has_norm, perplexities, population, text_file
 from minigpt.report.numerals import percent, precise, times
 from minigpt.report.part import Cell, Number, Part, cell
-from minigpt.report.parts import parts_of
 from minigpt.report.sentences import ABOUT_BUILT_IN, BY_PARITY, pair
-from minigpt.report.terminal import judged, printed
+from minigpt.report.terminal import printed
 
 MOST_REASONS = 6  # below the table of many reports
 
@@ -123,16 +121,6 @@ def notes_on(reports: Sequence[ReportFields]) -> list[str]:
     if left_out > 0:
         lines = [*lines[:MOST_REASONS], f"and {left_out} more"]
     return texts + lines
-
-
-def parity_summary(report: ReportFields) -> RenderableType:
-    """Return the verdict with its reasons, and the parts of a report.
-
-    Args:
-        report: made by a judgement, or read from a JSON file.
-    """
-    about = f"{sentences.heading(report)}: {sentences.about(report)}"
-    return judged(report.outcome, about, sentences.sentences(report), parts_of(report))
 
 
 def reports_table(reports: Sequence[ReportFields]) -> RenderableType:

@@ -77,7 +77,7 @@ class ParityReport(ReportFields):
     def __str__(self) -> str:
         from rich.console import Console
 
-        from minigpt.report.overview import parity_summary
+        from minigpt.report.parts import parity_summary
 
         console = Console(file=io.StringIO(), width=max(80, Console().width))
         with console.capture() as caught:

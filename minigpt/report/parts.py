@@ -1,4 +1,4 @@
-"""The parts of a parity report as data: what terminal and page print. All are made of the report."""
+"""A parity report for the terminal, and its parts as data, which the page prints too. All are made of the report."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rich.console import RenderableType
+
 from minigpt.files import finite
 from minigpt.precision import DTYPES, HALVES
+from minigpt.report import sentences
 from minigpt.report.account_fields import Account, ErrorShare, TensorShare
 from minigpt.report.fields import (
     Bisection,
@@ -39,12 +42,23 @@ from minigpt.report.fields import (
 from minigpt.report.noise import MOST_NOISE, noise_ratio
 from minigpt.report.numerals import brief, change, count, format_limit, is_finite, precise, times
 from minigpt.report.part import Cell, Number, Part, cell, cells, shown, titles
+from minigpt.report.terminal import judged
 
 FEW_ROWS = 5  # rows of a long table that a terminal shows
 MAPS = {
     "local_error": "Own error: a norm’s output, given the reference’s input",  # noqa: RUF001
     "propagated_error": "Error of its output in the running model",
 }
+
+
+def parity_summary(report: ReportFields) -> RenderableType:
+    """Return the verdict with its reasons, and the parts of a report.
+
+    Args:
+        report: made by a judgement, or read from a JSON file.
+    """
+    about = f"{sentences.heading(report)}: {sentences.about(report)}"
+    return judged(report.outcome, about, sentences.sentences(report), parts_of(report))
 
 
 def parts_of(report: ReportFields) -> list[Part]:

@@ -17,9 +17,8 @@ from minigpt.errors import GenerationError, NormError, listing
 from minigpt.files import read_text
 from minigpt.host import hooked, host_of, install, unwrapped
 from minigpt.inputs import check_context, check_ids, check_known
-from minigpt.norms.foreign.adapt import AdaptedNorm
+from minigpt.norms.foreign.adapt import AdaptedNorm, OnePlusNorm, inner_norm, plain_norm
 from minigpt.norms.foreign.construct import naming, title
-from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm, plain_norm
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import record_of
 from minigpt.offload import plain_copy, require_unsharded

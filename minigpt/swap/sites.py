@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from minigpt.choices import KEEP, patterns_of
 from minigpt.errors import ConfigError, NormError
 from minigpt.host import Host, host_of, install, probe_norm, unwrapped
-from minigpt.norms.build import build
-from minigpt.norms.foreign.adapt import AdaptedNorm, notes
+from minigpt.norms import build
+from minigpt.norms.foreign.adapt import AdaptedNorm, OnePlusNorm, inner_norm, notes
 from minigpt.norms.foreign.builder import build_raw, is_ours
 from minigpt.norms.foreign.construct import naming, require_same_shape, title
-from minigpt.norms.foreign.oneplus import OnePlusNorm, inner_norm
 from minigpt.norms.frozen import FrozenLayerNorm
 from minigpt.norms.record import ATTRIBUTE, record_of
 from minigpt.norms.registry import NormSpec

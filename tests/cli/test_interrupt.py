@@ -27,7 +27,7 @@ program()
 SWALLOWED = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from minigpt.cli.interrupt import end_at_signals
+from minigpt.cli import end_at_signals
 from minigpt.files import TemporaryFolder, temporary
 
 if __name__ == "__main__":
@@ -46,7 +46,7 @@ if __name__ == "__main__":
 """
 FORKED = """
 import os, signal, time
-from minigpt.cli.interrupt import end_at_signals
+from minigpt.cli import end_at_signals
 end_at_signals([])
 child = os.fork()
 if child == 0:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt.report.overview import parity_summary
 from minigpt.report.page import report_page
+from minigpt.report.parts import parity_summary
 
 PROMPTS = [[5, 17, 42, 8, 23, 11], [3, 60, 1, 9], [7, 7, 30]]
 Tensors = dict[str, Tensor]

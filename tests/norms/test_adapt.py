@@ -14,9 +14,8 @@ from sabotages import NanoGPT
 from torch import nn
 
 from minigpt import GPT2, LayerNorm, NormError, norms, swap_norms
-from minigpt.norms.foreign.adapt import notes
+from minigpt.norms.foreign.adapt import OnePlusNorm, notes
 from minigpt.norms.foreign.builder import claim_of, name_of
-from minigpt.norms.foreign.oneplus import OnePlusNorm
 from minigpt.norms.variants import DyT
 
 

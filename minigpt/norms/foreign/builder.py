@@ -7,11 +7,10 @@ from typing import Any
 from torch import nn
 
 from minigpt.choices import KEEP, check_keep
-from minigpt.norms.foreign.adapt import AdaptedNorm, Scale, adapt, eps_notes, find_scale, is_ours
+from minigpt.norms.foreign.adapt import AdaptedNorm, Scale, adapt, eps_notes, find_scale, inner_norm, is_ours
 from minigpt.norms.foreign.adapt import notes as notes
 from minigpt.norms.foreign.arrays import ArrayFunction, ArrayNorm, array_function, made
 from minigpt.norms.foreign.construct import Call, construct, naming
-from minigpt.norms.foreign.oneplus import inner_norm
 from minigpt.norms.record import record_of
 from minigpt.norms.registry import NormSpec, claim_named, find, registered_name
 
