@@ -2,6 +2,7 @@
 
 import numbers
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ def is_number(value: Any) -> bool:
 
 def between(least: float, most: float) -> Rule:
     return Rule(lambda value: is_number(value) and least <= value <= most, f"be within [{least:g}, {most:g}]")
+
+
+AMOUNT = Rule(between(0, sys.float_info.max).accepts, "be a float, 0 or more")
 
 
 def check_option(name: str, value: object, known: Sequence[str]) -> None:

@@ -7,12 +7,11 @@ import dataclasses
 import functools
 import logging
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from minigpt.choices import GPT2_TYPE, MINIGPT_TYPE, Rule, between
+from minigpt.choices import AMOUNT, GPT2_TYPE, MINIGPT_TYPE, Rule, between
 from minigpt.errors import ConfigError, listing, near
 from minigpt.files import as_path, read_object
 
@@ -63,7 +62,6 @@ ID_OR_IDS = Rule(
     f"{ID.requirement}, or a list of them",
 )
 FRACTION = between(0, 1)
-AMOUNT = Rule(between(0, sys.float_info.max).accepts, "be a float, 0 or more")
 BOOLEAN = Rule(lambda value: isinstance(value, bool), "be true or false")
 ACTIVATION = Rule(lambda value: value in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}")
 

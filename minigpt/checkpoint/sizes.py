@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from minigpt.checkpoint.contents import CONFIG
+from minigpt.choices import AMOUNT, is_number
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.files import read_object
+from minigpt.norms.foreign.construct import EPS_NAME
 
 LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -51,7 +53,8 @@ def check_counts(place: Path) -> None:
     """Check a folder's config.json against its files of weights, before a module is made for each layer and expert.
 
     Raises:
-        ConfigError: if it says more layers than there are tensors, or more experts than any tensor has rows.
+        ConfigError: if it says more layers than there are tensors, or more experts than any tensor has rows. Also if
+            the eps of a norm is negative or not finite.
     """
     path = place / CONFIG
     fields = read_object(path, ConfigError)
@@ -65,6 +68,9 @@ def check_counts(place: Path) -> None:
                 count = part.get(name)
                 if most and isinstance(count, int) and not least <= count <= most:
                     raise ConfigError(f"{path}: {name} must be {least} to {most:,} for these files, got {count:,}")
+        for name, value in part.items():
+            if EPS_NAME.fullmatch(name) and is_number(value) and not AMOUNT.accepts(value):
+                raise ConfigError(f"{path}: {name} must {AMOUNT.requirement}, got {value!r}")
 
 
 def check_memory(place: Path, model: nn.Module, is_quantized: bool) -> None:

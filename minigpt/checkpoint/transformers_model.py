@@ -198,7 +198,7 @@ def describe_other(place: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": dtype_name(model.dtype),
         "norms": [
-            f"{path}: {count} {kind}" + f", eps {eps:g}" * (eps is not None) + ", 1 + weight" * adds_one
+            f"{path}: {count} {kind}" + ("" if eps is None else f", eps {eps:g}") + ", 1 + weight" * adds_one
             for (path, kind, eps, adds_one), count in norms.items()
         ],
         "read by": "minigpt parity, study, perplexity and sites; the other commands need a GPT-2",

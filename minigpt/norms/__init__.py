@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from minigpt.choices import KEEP, check_keep
+from minigpt.choices import AMOUNT, KEEP, check_keep
+from minigpt.errors import NormError
 from minigpt.norms.frozen import AtPositions
 from minigpt.norms.registry import NormInfo, NormSpec, available, find, is_registered, lookup, register
 from minigpt.norms.textbook import LayerNorm
@@ -56,8 +57,10 @@ def build(
 
     Raises:
         NormError: if the name is unknown, the class cannot be found, imported or constructed, or is not a
-            ``torch.nn.Module``.
+            ``torch.nn.Module``, or if ``eps`` is negative or not finite.
     """
+    if not AMOUNT.accepts(eps):
+        raise NormError(f"must {AMOUNT.requirement}, got {eps!r}", argument="eps")
     if isinstance(norm, str) and find(norm) is not None:
         check_keep(keep)
         return lookup(norm)(normalized_shape, eps=eps, bias=bias)

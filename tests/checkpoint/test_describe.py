@@ -79,3 +79,10 @@ def test_another_architecture_is_described_without_its_weights(tmp_path: Path) -
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="has no safetensors file"):
         describe_other(tmp_path)
+
+
+def test_a_norm_of_no_known_kind_is_described_without_an_eps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama")
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(type(model.model.norm), "forward", lambda norm, x: norm.weight * x.tanh())
+    assert describe_other(tmp_path)["norms"][-1] == "model.norm: 1 other"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import random
 import re
@@ -216,6 +217,7 @@ OTHERS = {
 MADE_OTHERWISE = "its tensors have other shapes than config.json says"
 ABSURD = [
     *(("llama", "num_hidden_layers", n, "num_hidden_layers must be 1 to 21 for these files") for n in (0, -1, 10**9)),
+    *(("llama", "rms_norm_eps", x, "rms_norm_eps must be a float, 0 or more") for x in (-1e-6, math.nan, math.inf)),
     ("llama", "num_experts", 10**9, "num_experts must be 0 to 96 for these files, got 1,000,000,000"),
     ("llama", "hidden_size", "32", "transformers cannot open"),
     ("llama", "hidden_size", -32, "transformers cannot open"),

@@ -109,6 +109,14 @@ class A2B2(nn.Module):
         return F.layer_norm(x, x.shape[-1:], (self.a_2 + self.weight) / 2, self.b_2, self.eps)
 
 
+class WholeEps(EmbDim):
+    """Its eps is a whole number."""
+
+    def __init__(self, emb_dim: int) -> None:
+        super().__init__(emb_dim)
+        self.eps = 0
+
+
 EVERY = [WithEps, ParameterShape, ChannelsLast, EmbDim, nn.LayerNorm, Kernel, Affine, Nested, A2B2]
 SOME = [EmbDim, Kernel, Nested, A2B2]  # as they are, with buffers, within another, under two names
 every_class = pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
@@ -264,6 +272,7 @@ def test_the_model_s_eps_is_passed_on(cls: type) -> None:
         (WithEps, 1e-3, None),
         (EmbDim, 1e-5, None),  # it has an eps of its own, which is the model's
         (EmbDim, 1e-6, "eps is 1e-05 in EmbDim, where the model's is 1e-06"),
+        (WholeEps, 1e-5, "eps is 0 in WholeEps, where the model's is 1e-05"),
         (NanoGPT, 1e-5, "eps cannot be set in NanoGPT"),
         (OwnFlag, 1e-3, None),
         (TellsItsBase, 1e-4, None),  # what a class tells its base by itself it is not told

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -229,6 +230,14 @@ def test_a_norm_says_whether_it_claims_to_be_layer_norm(norm: norms.NormSpec, ex
 def test_a_number_behind_a_name_is_checked(name: str) -> None:
     with pytest.raises(NormError, match=name.partition(":")[2]):
         norms.build(name, 8)
+
+
+@pytest.mark.parametrize("norm", ["textbook", "rms", torch.nn.LayerNorm])
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf"), None, "1e-5", True])
+def test_an_eps_that_no_norm_can_have_is_refused(norm: norms.NormSpec, eps: Any) -> None:
+    with pytest.raises(NormError, match=r"^eps must be a float, 0 or more, got ") as caught:
+        norms.build(norm, 8, eps=eps)
+    assert caught.value.argument == "eps"
 
 
 def test_a_name_with_its_number_is_saved_and_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minigpt.choices import is_number
 from minigpt.errors import raised
 from minigpt.norms.foreign.construct import EPS_NAME, require_same_shape, title
 from minigpt.norms.record import record_of
@@ -94,7 +95,7 @@ def notes(module: nn.Module) -> tuple[str, ...]:
 
 def eps_of(module: nn.Module) -> set[float]:
     """Return every eps that a norm and its parts hold."""
-    return {value for value in _every_eps(module) if isinstance(value, float)}
+    return {value for value in _every_eps(module) if value is not None and is_number(value)}
 
 
 def _every_eps(module: nn.Module) -> list[float | None]:
