@@ -71,8 +71,9 @@ def fit_norms(
     Raises:
         ConfigError: if the model has no norm sites.
         NormError: if a pattern matches no site, there are fewer than 64 tokens, or a norm cannot be fitted. Such a norm
-            has no Parameters, its output for a token depends on other tokens, or it replaces a norm that is not a
-            LayerNorm in the checkpoint itself, or the model is sharded. Nothing has been changed then.
+            has no Parameters, all its rows are equal, its output for a token depends on other tokens, or it replaces a
+            norm that is not a LayerNorm in the checkpoint itself, or the model is sharded. Nothing has been changed
+            then.
         GenerationError: if an id is outside the vocabulary, or there are more tokens than the context has.
     """
     host = host_with_norms(model)
@@ -198,6 +199,8 @@ class Fitting(nn.Module):
         """Fit a copy of the norm; return its output for ``x``."""
         trial = plain_norm(plain_copy(self.norm)).to(x.dtype)
         original = copy.deepcopy(self.original).to(x.dtype)
+        if _equals(_rows(x).double().mean(0), x, 8 * torch.finfo(x.dtype).eps):
+            raise NormError(f"{self.title} cannot be fitted: all rows that it is given are equal; take another text")
         target = original(x)
         if isinstance(trial, FrozenLayerNorm):
             trial.is_first = None  # of the rows that were read before

@@ -254,3 +254,12 @@ def test_an_optional_second_input_is_no_hindrance_and_a_gate_is(ids: Tensor) -> 
     assert "model.norm" in minigpt.swap_norms(model, "rms")
     assert "model.gated_norm" not in minigpt.norm_sites(model)
     torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 32), (8, 16)])
+def test_equal_rows_are_nothing_to_fit_to(shape: tuple[int, int]) -> None:
+    """A text of one token, in a model without a table of positions."""
+    model = random_model("llama")
+    minigpt.swap_norms(model, "dyt")
+    with pytest.raises(minigpt.NormError, match=r"input_layernorm \(DyT\) cannot be fitted: all rows .* are equal"):
+        minigpt.fit_norms(model, torch.full(shape, 3))
