@@ -135,11 +135,23 @@ def _loss(model: Callable[[Tensor], Any], ids: Tensor) -> Tensor:
 
 
 def relative_errors(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the relative error of each gradient that is known, by Parameter."""
+    """Return the relative error of each gradient that is known, by Parameter.
+
+    Raises:
+        ConfigError: if one has another shape than the original's, as of a weight that is stored transposed.
+    """
     errors: dict[str, float] = {}
     for name, true in exact.items():
-        if name in gradients:
-            errors[name] = relative_error(gradients[name], true)
+        if name not in gradients:
+            continue
+        gradient = gradients[name]
+        if gradient.shape != true.shape:
+            raise ConfigError(
+                f"need Parameters of the original's shapes, and {name} has {tuple(gradient.shape)} in place of "
+                f"{tuple(true.shape)}",
+                argument="gradients",
+            )
+        errors[name] = relative_error(gradient, true)
     return errors
 
 

@@ -167,6 +167,22 @@ def test_a_module_without_gradients_says_so(own_original: minigpt.Original, fold
     assert own_original.judge(model, gradients=False).passed
 
 
+def test_a_weight_that_is_stored_transposed_is_named(own_original: minigpt.Original, folder: Path) -> None:
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    before = model.transformer.h[0].mlp.c_fc
+    linear = torch.nn.Linear(*before.weight.shape)
+    linear.load_state_dict({"weight": before.weight.mT, "bias": before.bias})
+    model.transformer.h[0].mlp.c_fc = linear
+    assert own_original.judge(model, gradients=False).passed
+    there, here = tuple(before.weight.shape), tuple(linear.weight.shape)
+    sentence = (
+        f"gradients need Parameters of the original's shapes, and h.0.mlp.c_fc.weight has {here} in place of {there}"
+    )
+    with pytest.raises(minigpt.ConfigError, match=f"^{re.escape(sentence)}$") as caught:
+        own_original.judge(model)
+    assert caught.value.argument == "gradients"
+
+
 def test_the_caller_may_be_in_inference_mode(folder: Path) -> None:
     with torch.inference_mode():
         options: dict[str, Any] = dict(prompts=PROMPTS, max_new_tokens=0, gradients=True, device="cpu")
