@@ -2,7 +2,7 @@
 
 python tests/rates.py --json docs/results/rates.json
 
-The plants are those of the tests. It takes about a quarter of an hour on one idle core.
+The plants are those of ``plants.py``. It takes about a quarter of an hour on one idle core.
 """
 
 import re
@@ -25,7 +25,7 @@ sys.path += [str(TESTS), str(TESTS / "conformance"), str(TESTS.parent / "scripts
 import packages  # noqa: E402
 import sabotages  # noqa: E402
 from bench.results import JsonFile, show  # noqa: E402
-from kit import norm_with  # noqa: E402
+from plants import FAST, GRADIENTS, Plant, plants  # noqa: E402
 
 from minigpt import LayerNorm, Original  # noqa: E402
 from minigpt.bench.generate import environment  # noqa: E402
@@ -59,7 +59,7 @@ AT = {  # where the name of a fault does not say at which dtypes alone it shows
     "RowInHalf": {*DTYPES},
     "ReturnsFloat32": {"bfloat16", "float16"},
     "flax": {"bfloat16", "float16"},
-    "overwrites 1": {"bfloat16", "float16"},
+    "overwrites in half": {"bfloat16", "float16"},
     "ModifiesItsInput": {*DTYPES},
     "BFloat16Throughout": {*DTYPES},
     "WrongInHalfAndBackward": {*DTYPES},
@@ -74,55 +74,16 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {  # of the sum of a row
 }
 RERUNS = 100
 
-Plant = tuple[str, Any, tuple[str, ...], list[str]]  # a name, a norm, how its diagnoses begin, and cases
 
-
-def rows_of(test: Any) -> list[Any]:
-    """Return the rows of a test's table."""
-    rows = next(mark.args[1] for mark in test.pytestmark if mark.name == "parametrize")
-    return [getattr(row, "values", row) for row in rows]
-
-
-def plants() -> Iterator[Plant]:
+def every_plant() -> Iterator[Plant]:
     """Yield the faults of the tests. They are RMSNorms in ``sabotages.as_rms_norms``."""
-    import test_cheats as cheats
-    import test_diagnosis
-    import test_patterns as patterns
-
-    def name_of(norm: Any) -> str:
-        forward = getattr(norm, "forward", norm)
-        return forward.__name__ if norm.__name__ == "Norm" else norm.__name__
-
-    for norm, expected in sabotages.MISTAKES.items():
-        cases = [case for case in test_diagnosis.FAST if case != "65,537 rows" or norm is sabotages.Only65535Rows]
-        yield norm.__name__, norm, expected, ["compile"] if norm is sabotages.WrongWhenCompiled else cases
+    for plant in plants():
+        more = ["behaviour"] if plant.cases == GRADIENTS else []
+        yield plant._replace(cases=[*plant.cases, *more])
     for norm, expected in packages.FORMULAS.items():
-        yield norm.__name__, norm, expected, test_diagnosis.FAST
-    for norm, expected in rows_of(cheats.test_a_norm_without_a_formula_fails_and_is_named):
-        searches = norm in (cheats.SearchesMemory, cheats.ReadsTheCaller)  # which takes long
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        yield norm.__name__, norm, expected, cheats.CASES[:2] if searches else cheats.CASES
-    settings = ["ordinary*", "layouts", "any mode", "gradients, frozen*", "gradients, as*", "gradients, ordinary*"]
-    for number, (forward, expected) in enumerate(rows_of(cheats.test_what_only_one_setting_shows_is_named)):
-        yield f"setting {number}", norm_with(forward), (expected,), settings
-    behind = cheats.reads_behind(2)
-    yield "reads behind the row", norm_with(behind), ("wrong only for NaN-surrounded",), ["values", "layouts"]
-    for number, (norm, expected) in enumerate(rows_of(patterns.test_a_mistake_of_some_inputs_fails_every_dtype)):
-        yield name_of(norm).replace("<lambda>", f"some inputs {number}"), norm, (expected,), patterns.SEQUENCES
-    for number, (forward, expected) in enumerate(rows_of(patterns.test_the_widths_that_are_wrong_are_listed)):
-        name = forward.__name__.replace("<lambda>", f"widths {number}")
-        yield name, norm_with(forward), (expected,), patterns.WIDTHS
-    for number, (where, _) in enumerate(rows_of(patterns.test_an_incoming_gradient_that_is_overwritten_is_named)):
-        overwrites = lambda n, x, where=where: patterns.Overwrites.apply(sabotages.exact(n, x), where)  # noqa: E731
-        expected = ("its backward pass changes the incoming gradient",)
-        yield f"overwrites {number}", norm_with(overwrites), expected, patterns.GRADIENTS
+        yield Plant(norm.__name__, norm, FAST, expected)
     expected = (f"{sabotages.OF_BIAS}wrong only at numbers of rows 65,536, 65,537",)
-    yield "LosesAnEighth", sabotages.LosesAnEighth, expected, ["gradients, *"]
-    expected = (f"{sabotages.OF_INPUT}it is not finite where the scale is 0",)
-    yield "of_output", norm_with(patterns.of_output), expected, patterns.GRADIENTS
-    for change, expected in rows_of(patterns.test_rows_that_are_lost_or_mixed_in_the_backward_pass_are_named):
-        backward = lambda n, x, c=change: sabotages.Backward.apply(x, n.weight, n.bias, n.eps, c)  # noqa: E731
-        yield expected, norm_with(backward), (expected,), patterns.GRADIENTS
+    yield Plant("LosesAnEighth", sabotages.LosesAnEighth, ["gradients, *"], expected)
 
 
 def faults(kind: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -130,7 +91,8 @@ def faults(kind: str, say: Callable[[str], None]) -> dict[str, Any]:
     is_rms, missed = kind == "rms_norm", list[dict[str, str]]()
     counts = defaultdict[str, dict[str, list[int]]](lambda: {dtype: [0, 0, 0, 0] for dtype in DTYPES})
     with sabotages.as_rms_norms() if is_rms else nullcontext():
-        for name, norm, expected, cases in plants():
+        for name, norm, cases, starts, *_ in every_plant():
+            expected = tuple(start for one in starts for start in ([one] if isinstance(one, str) else one))
             if is_rms and name in OF_LAYER_NORM:
                 continue
             if is_rms:
@@ -153,7 +115,6 @@ def faults(kind: str, say: Callable[[str], None]) -> dict[str, Any]:
 
 def alarms(kind: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Count the right norms of a kind that fail the kit at each dtype."""
-    import test_diagnosis
     import test_public_styles as styles
 
     right = styles.RIGHT_RMS
@@ -162,7 +123,7 @@ def alarms(kind: str, say: Callable[[str], None]) -> dict[str, Any]:
         right = [*styles.RIGHT, *styles.RIGHT_BUT_AT_FLOAT64, packages.SERIAL, *orders]
     failed: dict[str, list[str]] = {dtype: [] for dtype in DTYPES}
     for norm in right:
-        report = check_norm(norm, kind=kind, device="cpu", cases=["widths", *test_diagnosis.FAST])
+        report = check_norm(norm, kind=kind, device="cpu", cases=["widths", *FAST])
         say(f"{kind} {styles.name_of(norm)}: {report.dtypes} {report.diagnoses}")
         for dtype in DTYPES:
             failed[dtype] += [styles.name_of(norm)] * (not report.dtypes[dtype])

@@ -64,15 +64,19 @@ def _formulas(subject: Subject, dtype: torch.dtype, part: str) -> list[str]:
 def _roundings(subject: Subject, at: set[str], part: str) -> Mistakes:
     """Return which step is rounded to half precision: of a wide dtype, or of each half precision by itself."""
     first = first_dtype(at)
-    dtypes = [dtype for name, dtype in DTYPES.items() if name in at] if first in HALVES else [first]
-    mistakes: Mistakes = []
+    dtypes = [first]
+    if first in HALVES:
+        dtypes = [dtype for name, dtype in DTYPES.items() if name in at]
+    found: dict[str, set[str]] = {}
     with contextlib.suppress(Exception):
         for dtype in dtypes:
             drawing = subject.drawing_for("roundings of gradients")
             sentence = rounded_step(drawing, dtype, part) or rounded_sum(drawing, dtype, part)
-            if sentence:
-                mistakes.append((sentence, at if first not in HALVES else {dtype_name(dtype)}))
-    return mistakes
+            if sentence and first in HALVES:
+                found.setdefault(sentence, set()).add(dtype_name(dtype))
+            elif sentence:
+                found[sentence] = at
+    return [*found.items()]
 
 
 def _where_wrong(cases: Results, results: Results) -> FoundMistake:

@@ -79,7 +79,7 @@ def diagnoses(subject: Subject, results: Results) -> list[tuple[str, frozenset[s
             diagnoses.append((sentence, frozenset()))
             continue
         at = _in_words(dtypes)
-        if at not in sentence:
+        if f" {at}" not in sentence:
             sentence = f"{sentence}, at {at}"
         diagnoses.append((sentence, frozenset(dtypes)))
     return diagnoses
