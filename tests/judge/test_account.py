@@ -102,16 +102,6 @@ def test_what_the_arithmetic_explains_is_told_step_by_step(right: ParityReport) 
     assert second.ratio < 0.6 * first.ratio < account.own.ratio
 
 
-def test_the_report_shows_the_account(right: ParityReport, tmp_path: Path) -> None:
-    shown = str(right)
-    assert "nats the file's weights (Q8_0) make" in shown
-    assert "is right for this file" in shown
-    assert "Where the difference comes from" in shown
-    right.to_html(tmp_path / "page.html")
-    assert "Where the difference comes from" in (tmp_path / "page.html").read_text()
-    assert ParityReport.from_dict(right.to_dict()).account == right.account
-
-
 PLAIN = ("a norm's eps",)
 THOROUGH = {True: (), False: pytest.mark.thorough}
 EPS = "eps 1e-06 in place of 1e-05 in every norm"
@@ -135,7 +125,6 @@ def test_a_fault_of_the_program_is_named_and_not_called_rounding(
     report = texts_original.judge(Computed(file, program), diagnose=True)
     assert report.account is not None
     assert not report.account.explains, report.account
-    assert "is not right for this file" in str(report)
     assert named in " and ".join(row.mistake for row in report.diagnosis or [])
 
 
@@ -144,7 +133,6 @@ def test_a_file_is_judged_by_itself(file: Path) -> None:
     report = itself.judge(Computed(file, Quantized(folder_of(file))), as_file=True)
     assert report.passed
     assert report.account is not None
-    assert "right for the file" in str(report)
     program = Quantized(folder_of(file), positions=1)
     wrong = itself.judge(Computed(file, program), diagnose=False, as_file=True)
     assert wrong.outcome == "FAIL"
@@ -214,7 +202,6 @@ def test_each_tensor_has_a_cost_of_its_own(texts_original: Original, file: Path)
     assert all(0 < cost < 2 * report.account.weights.kl for cost in costs)
     assert sum(costs) == pytest.approx(report.account.weights.kl, rel=0.7)
     assert tensors[0].without < report.account.weights.kl * 1.5
-    assert "Which tensors cost most" in str(report)
 
 
 @pytest.mark.thorough

@@ -25,7 +25,6 @@ from minigpt.norms.formulas import CURES, tables
 from minigpt.norms.registry import KINDS
 from minigpt.progress import Steps
 from minigpt.report.parity_report import ParityReport
-from minigpt.report.sentences import diagnosis_lines, precision_line, sentences
 from minigpt.shape import Shape
 
 SLOW = pytest.param("attn.c_proj not transposed in h.1 alone", marks=pytest.mark.thorough)
@@ -55,13 +54,7 @@ def test_two_mistakes_are_named_one_after_another(original: minigpt.Original) ->
     named = [found.mistake for found in report.diagnosis]
     assert sorted(named) == ["positions from 1", "the exact GELU in place of tanh"]
     assert [found.explains for found in report.diagnosis] == [False, True]
-    sentence = diagnosis_lines(report)[0]
-    assert sentence.startswith("It is this GPT-2 with ")
-    assert " and with " in sentence
-    assert "With both put into the original, the logits agree to " in sentence
-    assert "Write arange(T) in place of arange(1, T + 1)." in sentence
-    first = next(number for number, line in enumerate(sentences(report)) if line.startswith("It is this GPT-2"))
-    assert first == 1
+    assert "Write arange(T) in place of arange(1, T + 1)." in [found.cure for found in report.diagnosis]
 
 
 @pytest.mark.thorough
@@ -153,7 +146,6 @@ def test_nothing_is_named_where_nothing_explains(original: minigpt.Original) -> 
     report = original.judge(noisy)
     assert report.outcome == "FAIL"
     assert report.diagnosis == []
-    assert diagnosis_lines(report)[0].endswith("the report then names the place.")
 
 
 def test_a_mistake_that_leaves_much_is_not_named_in_part(original: minigpt.Original) -> None:
@@ -175,7 +167,6 @@ def test_a_right_program_at_half_precision_is_told_its_precision_and_no_mistake(
     assert report.precision is not None
     assert report.precision.like == "bfloat16"
     print(f"{report.precision.ratio:.3g} times transformers' own at bfloat16")
-    assert precision_line(report)[0].startswith("The candidate computes in bfloat16: ")
 
 
 ANNOTATED = {"ddof": 1, "eps_outside": True, "eps": 1e-6}  # the norm of the Annotated Transformer
@@ -214,7 +205,6 @@ def test_a_pass_says_its_precision_and_is_not_diagnosed(original: minigpt.Origin
     assert "Each of the commonest mistakes would be seen." in report.notes
     assert report.precision is not None
     assert report.precision.like == "float32"
-    assert precision_line(report)[0].startswith("The candidate computes in float32: ")
 
 
 def test_a_pass_names_the_mistakes_that_it_cannot_see() -> None:

@@ -19,7 +19,6 @@ from minigpt.judge.mistakes.heads import turn_halves, turn_neighbours
 from minigpt.judge.mistakes.mistake import OF_OTHER
 from minigpt.judge.reference import judging
 from minigpt.progress import quiet_transformers
-from minigpt.report.sentences import diagnosis_lines
 
 IDS = torch.tensor([[5, 17, 42, 8, 23, 11, 9, 30, 2, 7]])
 FEW = ["qwen3", "pythia", "gemma3", "qwen2_moe"]
@@ -59,7 +58,7 @@ def test_a_ports_mistake_is_named_and_no_other(words: str, tmp_path: Path) -> No
     assert words in found.mistake
     assert " or " not in found.mistake
     assert found.explains
-    assert diagnosis_lines(report)[0].startswith(f"It is this model with {found.mistake}.")
+    assert report.bitwise is None
 
 
 def test_a_mistake_that_the_long_text_alone_shows_is_named(tmp_path: Path) -> None:

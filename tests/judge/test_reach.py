@@ -19,7 +19,6 @@ from minigpt.judge.reading import Recorder, Text
 from minigpt.judge.texts import Texts, lengths_of, notes_on_length
 from minigpt.judge.verdict import largest_jump
 from minigpt.report.fields import PlaceOff
-from minigpt.report.page import report_page
 from minigpt.shape import Shape
 
 DEMO = minigpt.Recipe("demo").place()
@@ -231,7 +230,6 @@ def test_a_nan_in_a_file_fails_with_its_place(
     report = demo_original.judge_outputs(tmp_path / "file", gradients=False)
     assert report.outcome == "FAIL"
     assert any(named in reason for reason in report.reasons), report.reasons
-    assert "not finite" in report_page(report) or key != "logits.1"
 
 
 def test_a_record_of_another_version_is_refused(demo_original: minigpt.Original, tmp_path: Path) -> None:
@@ -291,9 +289,6 @@ def test_every_report_says_which_windows_and_scaled_positions_no_text_reaches(tm
         assert "a window of 24 positions" in window
         assert "rope scaling (llama3) for more than 16 positions" in scaled
         assert "--text FILE with more tokens shows it" in window
-        assert window in report_page(report)
-        assert window in report.to_dict()["notes"]
-        assert "a window of 24 positions" in " ".join(str(report).split())
         assert not any(note.startswith("This model has ") for note in long.judge(judged).notes)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 import minigpt
 from minigpt.judge.site_search import minimal_failing
 from minigpt.report.numerals import brief
-from minigpt.report.page import report_page
 
 pytestmark = pytest.mark.thorough
 
@@ -80,8 +79,6 @@ def test_where_something_else_breaks_parity_no_norm_is_blamed(deep: Path) -> Non
     report = judge(deep, "textbook", quantize="int8", bisect=True)
     assert not report.passed
     assert report.bisect.sites == []
-    sentence = "What breaks parity: no set of the swapped sites, on the texts as transformers wrote them."
-    assert sentence in report_page(report)
 
 
 def test_only_swapped_sites_are_asked_about(deep: Path) -> None:
