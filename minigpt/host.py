@@ -205,13 +205,10 @@ def _embedding_of(model: nn.Module, paths: Mapping[str, nn.Module]) -> str:
 def _blocks_of(paths: Mapping[str, nn.Module], embedding: str, depth: int) -> str:
     """Return the path of the list of blocks: of the model's depth, near the embedding, and long."""
     lengths = {path: len(part) for path, part in paths.items() if isinstance(part, nn.ModuleList)}
-
-    def rank(path: str) -> tuple[bool, int, int, int]:
-        length = lengths[path]
-        shared = _shared(path, embedding)
-        return length == depth, len(shared), length, -len(path)
-
-    return max(lengths, key=rank, default="")
+    ranks: dict[str, tuple[bool, int, int, int]] = {}
+    for path, length in lengths.items():
+        ranks[path] = length == depth, len(_shared(path, embedding)), length, -len(path)
+    return max(ranks, key=ranks.__getitem__, default="")
 
 
 def _shared(path: str, other: str) -> list[str]:

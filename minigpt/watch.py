@@ -19,17 +19,9 @@ def _working_directory() -> str | None:
     return None
 
 
-def _deterministic_mode() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 def _set_deterministic_mode(mode: tuple[bool, bool]) -> None:
     is_on, warns_only = mode
     torch.use_deterministic_algorithms(is_on, warn_only=warns_only)
-
-
-def _autocast() -> tuple[bool, bool]:
-    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 def _set_autocast(is_on: tuple[bool, bool]) -> None:
@@ -47,9 +39,15 @@ PROCESS_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] =
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the default device": (torch.get_default_device, torch.set_default_device),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "deterministic mode": (_deterministic_mode, _set_deterministic_mode),
+    "deterministic mode": (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        _set_deterministic_mode,
+    ),
     "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "autocast": (_autocast, _set_autocast),
+    "autocast": (
+        lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        _set_autocast,
+    ),
     "the precision of float32 products": (product_precision, set_product_precision),
     "the working directory": (_working_directory, _set_working_directory),
     "the seed of PyTorch's random numbers": (torch.initial_seed, lambda _: None),  # restored with their state

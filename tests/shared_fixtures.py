@@ -83,7 +83,7 @@ def _unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
 def _undiagnosed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A FAIL is diagnosed where a test is about that, or asks for it: a diagnosis takes a second."""
     if request.module.__name__ != "test_mistakes":
-        monkeypatch.setattr("minigpt.judge.causes.QUICK", 0)
+        monkeypatch.setattr("minigpt.judge.judgement.QUICK", 0)
 
 
 # What many tests read and none changes: a test that damages a model or a folder copies it first.

@@ -214,6 +214,9 @@ def candidate_of_model(
     runner: ModuleRunner = kind(model, original.facts, naming_norm)
     if recipe is not None and not isinstance(model, GPT2):
         runner.together = True  # as the original was read
+    changes: dict[str, None] = {}  # by what the code of the norms changed
+    for part in nn.ModuleList(new.values()).modules():
+        changes |= dict.fromkeys(changed_on_import(part))
     difference = first_difference(original, model, recipe, norm, new)
     quantize, center = getattr(model, "quantize", None), recipe is not None and recipe.center
     claim = Claim(
@@ -228,7 +231,7 @@ def candidate_of_model(
         attention=attention,
         difference=difference,
         notes=[*notes_on_module(original, runner), *notes_on_norms(new, quantize, center), *reasons],
-        changes=changes_of([*new.values()]),
+        changes=tuple(changes),
     )
     return Candidate(runner, claim, model, model, recipe)
 
@@ -275,15 +278,6 @@ def first_difference(
         if not is_exact(module, kind):
             return f"{norm} is not {KINDS.get(kind, 'what the site computes')}"
     return None
-
-
-def changes_of(norms: Sequence[nn.Module]) -> tuple[str, ...]:
-    """Return what the code of norms changed in the process when it was imported."""
-    changes: dict[str, None] = {}
-    for norm in norms:
-        for part in norm.modules():
-            changes |= dict.fromkeys(changed_on_import(part))
-    return tuple(changes)
 
 
 def norm_title(recipe: Recipe | None, modules: Sequence[nn.Module]) -> str:

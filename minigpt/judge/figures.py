@@ -210,8 +210,9 @@ def is_explained(meter: LogitsMeter, rounding: Distance | None) -> bool:
 
 def along_the_longest(measures: Measures, original: OriginalData) -> fields.TextDivergence:
     """Return the KL divergence along the longest prompt and its continuation."""
-    longest = original.texts.longest
-    number = original.texts.prompts.index(longest)
+    prompts = original.texts.prompts
+    number = max(range(len(prompts)), key=lambda number: len(prompts[number].ids))
+    longest = prompts[number]
     pieces = [original.texts.decode([token]) or f"#{token} " for token in longest.ids]
     return fields.TextDivergence(number, pieces, measures.prompts.columns[number]["kl"].tolist(), longest.new_from)
 

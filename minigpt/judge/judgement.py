@@ -1,5 +1,7 @@
 """A candidate held against an original: it reads the texts, what it computes is measured, sites are searched.
 
+Behind the verdict: the precision that an error is like, and the mistakes that give the candidate's logits.
+
 T tokens, V vocabulary, C embedding.
 """
 
@@ -15,17 +17,22 @@ from minigpt.errors import ConfigError, NormError
 from minigpt.judge.candidate import Candidate
 from minigpt.judge.figures import all_figures
 from minigpt.judge.gradients import relative_errors
-from minigpt.judge.measures import Measures, measure
+from minigpt.judge.measures import Measures, measure, precision_of
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.runners import Runner
 from minigpt.judge.verdict import decide
 from minigpt.norms.registry import require_on
 from minigpt.progress import Steps
 from minigpt.report import fields
-from minigpt.report.fields import ParityFigures
+from minigpt.report.fields import Causes, ParityFigures, ReportFields, is_near
+from minigpt.report.noise import MOST_NOISE
 
 if TYPE_CHECKING:
+    from minigpt.judge.diagnosis import FileTruth
     from minigpt.judge.site_search import SiteSearch, SiteSwap
+
+
+QUICK = 2e7  # weights of a model in memory that is diagnosed without being asked, in a few seconds
 
 
 @dataclass(frozen=True)
@@ -52,26 +59,21 @@ class Searches:
         return None
 
 
+@dataclass(eq=False)
 class Judgement:
     """One candidate under judgement. Its methods only read it, but for the sites of a search.
 
-    Args:
+    Attributes:
         limits: of the budget, by quantity.
-        gradients: whether to compare these too.
+        has_gradients: whether to compare these too.
         say: called as a step begins, and for each text of the longest.
     """
 
-    def __init__(
-        self,
-        original: OriginalData,
-        candidate: Candidate,
-        limits: Mapping[str, float],
-        gradients: bool,
-        say: Steps,
-    ) -> None:
-        self.original, self.candidate, self.limits = original, candidate, limits
-        self.runner, self.claim = candidate.runner, candidate.claim
-        self.has_gradients, self.say = gradients, say
+    original: OriginalData
+    candidate: Candidate
+    limits: Mapping[str, float]
+    has_gradients: bool
+    say: Steps
 
     def figures(self, searches: Searches) -> ParityFigures:
         """Return all that is measured.
@@ -80,7 +82,7 @@ class Judgement:
             ConfigError: if there is a search, and the candidate's norms cannot be swapped back.
         """
         if searches.first is None:
-            return self._all_figures(self.claim.swapped)
+            return self._all_figures(self.candidate.claim.swapped)
         if self.candidate.model is None:
             raise ConfigError(
                 "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=searches.first
@@ -96,16 +98,16 @@ class Judgement:
         measures = self._measure()
         if self.has_gradients:
             self.say("comparing gradients")
-            gradients = self.runner.gradients(self.original.texts.of_gradients)
+            gradients = self.candidate.runner.gradients(self.original.texts.of_gradients)
             if gradients is not None:
                 measures.gradients = relative_errors(gradients, self.original.gradients or {})
-        require_on(self.claim.norm, self.original.facts.device)
+        require_on(self.candidate.claim.norm, self.original.facts.device)
         if self.original.texts.file:
             self.say(f"perplexity of {self.original.texts.file}")
-        return self._figures(measures, sites, writer=self.runner)
+        return self._figures(measures, sites, writer=self.candidate.runner)
 
     def _searched(self, search: "SiteSearch", searches: Searches) -> ParityFigures:
-        swapped = self.claim.swapped
+        swapped = self.candidate.claim.swapped
         sites, sensitivity, removal, bisection = swapped, None, None, None
         if searches.sensitivity or searches.remove:
             self.say("swapping one site at a time")
@@ -155,7 +157,7 @@ class Judgement:
         Raises:
             NormError: if logits or outputs are NaN because of a norm that was swapped in.
         """
-        original, claim, runner = self.original, self.claim, self.runner
+        original, runner = self.original, self.candidate.runner
         prompts = original.texts.prompts
         inputs = [original.exact[prompt].inputs if places else {} for prompt in prompts]
         readings = runner.read_with_norms(prompts, inputs, places=places)
@@ -165,31 +167,91 @@ class Judgement:
         true_readings = original.readings(places=places)
         measures = measure(original.facts.dtype, original.texts, readings, true_readings, original.norms)
         if measures.first_nan and self.candidate.model is not None:  # of another program it is a result
+            claim = self.candidate.claim
             raise NormError(
                 f"with {claim.norm} {measures.first_nan} of {claim.name} are NaN, so their error cannot be measured"
             )
-        new = [len(prompt.written) for prompt in original.texts.prompts]
-        decoded = runner.decode(original.texts.prompts, new) if any(new) else []
+        new = [len(prompt.written) for prompt in prompts]
+        decoded = runner.decode(prompts, new) if any(new) else []
         if decoded:
-            measures.add_decoded(
-                original.texts.prompts, decoded, [original.logits(prompt) for prompt in original.texts.prompts]
-            )
+            measures.add_decoded(prompts, decoded, [original.logits(prompt) for prompt in prompts])
         return measures
 
     def _figures(self, measures: Measures, sites: list[str], writer: Runner | None = None) -> ParityFigures:
         """Return the figures of measures, as ``all_figures`` takes them, with the losses on a whole text file."""
         original, losses = self.original, None
         if original.texts.file is not None:
-            losses = self.runner.window_losses(original.texts.file_ids)
-        return all_figures(measures, original, self.claim, sites, losses, self._missing(measures), writer)
-
-    def _missing(self, measures: Measures) -> list[fields.Unjudged]:
-        """Return the parts that the candidate does not give."""
-        has_written = any(prompt.written for prompt in self.original.texts.prompts)
+            losses = self.candidate.runner.window_losses(original.texts.file_ids)
+        has_written = any(prompt.written for prompt in original.texts.prompts)
         lacking = {
             fields.Unjudged.PLACES: not measures.places,
-            fields.Unjudged.ALONE: bool(self.original.facts.sites and measures.places) and not measures.alone,
+            fields.Unjudged.ALONE: bool(original.facts.sites and measures.places) and not measures.alone,
             fields.Unjudged.DECODED: has_written and measures.decoded is None,
             fields.Unjudged.GRADIENTS: self.has_gradients and measures.gradients is None,
         }
-        return [part for part, is_lacking in lacking.items() if is_lacking]
+        missing = [part for part, is_lacking in lacking.items() if is_lacking]
+        return all_figures(measures, original, self.candidate.claim, sites, losses, missing, writer)
+
+
+# Causes
+
+
+def is_off_at_once(figures: ParityFigures) -> bool:
+    """Return whether the first block is off, or the second norm, as in a narrower format; True if neither is known."""
+    errors = [(block.error, block.noise) for block in figures.blocks[:1]]
+    if not errors:
+        errors = [(site.propagated_error, site.noise) for site in figures.norm_sites[1:2]]
+    return all(error > MOST_NOISE * noise for error, noise in errors)
+
+
+def explain(
+    truth: OriginalData,
+    runner: Runner,
+    report: ReportFields,
+    diagnose: bool | None,
+    say: Steps,
+    of_file: "FileTruth | None" = None,
+) -> Causes:
+    """Return whose precision an error is like, and the mistakes that give it, if a diagnosis is due.
+
+    Args:
+        diagnose: None for a FAIL of a small model alone.
+        of_file: the truth of another program's file that is off.
+    """
+    # Windows, or tokens read one by one, may be off all the same.
+    are_prompts_right = report.logits.ratio <= MOST_NOISE
+    is_long_text_off = report.text is not None and not report.text.logits.ratio <= MOST_NOISE
+    is_off_later = are_prompts_right and is_long_text_off
+    precision = None
+    if report.passed or (is_off_at_once(report) and not is_off_later):
+        precision = precision_of(report.logits.rms_error, truth.floor.precisions)
+    if diagnose is None:
+        is_explained = report.account is not None and report.account.explains
+        is_off = not is_explained and (not are_prompts_right or is_long_text_off)
+        is_quick = truth.facts.weights <= QUICK and not truth.facts.offload
+        diagnose = report.outcome == "FAIL" and is_quick and is_off
+    if not diagnose:
+        return Causes(precision=precision)
+    if are_prompts_right and not is_long_text_off and not report.passed:
+        note = "The diagnosis compares the logits of texts that are read whole, and these are right."
+        return Causes(precision=precision, notes=[note])
+    # A diagnosis alone needs the mistakes, which are many.
+    from minigpt.judge.diagnosis import DiagnosisError, find_clues, find_mistakes, one_answer, unseen_mistakes
+
+    try:
+        if report.passed:
+            unseen = "; ".join(unseen_mistakes(truth, runner, say))
+            note = "Each of the commonest mistakes would be seen."
+            if unseen:
+                note = f"With these weights and texts, these mistakes would not be seen: {unseen}."
+            return Causes(precision=precision, notes=[note])
+        if changes := one_answer(truth, runner):
+            return Causes(diagnosis=[], notes=changes)
+        diagnosis, may_be_rounded = find_mistakes(truth, runner, say, of_windows=are_prompts_right, file=of_file)
+    except DiagnosisError as error:
+        return Causes(precision=precision, notes=[f"{error}."])
+    precision = precision if may_be_rounded else None
+    clues = [] if diagnosis or is_near(precision) else find_clues(truth, runner, report, of_windows=are_prompts_right)
+    if truth.facts.offload:
+        clues.append("The weights stay in their files: no mistake in attention, MLP or positions was tried.")
+    return Causes(precision=precision, diagnosis=diagnosis, notes=clues)

@@ -15,8 +15,7 @@ from minigpt.device import resolve_device
 from minigpt.engines.engine import Engine
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError
 from minigpt.judge.candidate import OutputsFile, candidate_of
-from minigpt.judge.causes import explain
-from minigpt.judge.judgement import Judgement, Searches
+from minigpt.judge.judgement import Judgement, Searches, explain
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.read_original import read_original
 from minigpt.judge.reference import judging
@@ -26,7 +25,7 @@ from minigpt.judge.verdict import decide, parse_budget
 from minigpt.precision import dtype_name
 from minigpt.progress import Progress, Steps
 from minigpt.recipe import RECIPE_OPTIONS, Recipe, check_names
-from minigpt.report.fields import ParityFigures
+from minigpt.report.fields import Causes, ParityFigures
 from minigpt.report.noise import MOST_NOISE
 from minigpt.report.parity_report import ParityReport
 from minigpt.watch import watched
@@ -181,8 +180,9 @@ class Original:
                         figures, of_file = with_account(figures, *how)
             changes = sorted({*changed, *opened.claim.changes})
             verdict = decide(figures, limits, changes)
+            report = ParityReport.of(figures, verdict, Causes())
             with watched(), opened.eval_mode():
-                causes = explain(truth, opened.runner, figures, verdict, diagnose, say, of_file)
+                causes = explain(truth, opened.runner, report, diagnose, say, of_file)
         return ParityReport.of(figures, verdict, causes)
 
     def judge_outputs(

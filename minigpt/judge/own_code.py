@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from minigpt.errors import MiniGPTError, listing
-
 OWN = {"torch", "transformers"}
 CALLED = {  # packages whose functions transformers' own files call
     "accelerate", "causal_conv1d", "einops", "fla", "flash_attn", "huggingface_hub", "kernels", "mamba_ssm", "mambapy",
@@ -22,20 +20,6 @@ CALLED = {  # packages whose functions transformers' own files call
 }  # fmt: skip
 GENERAL = {"torch.nn.modules.module", "transformers.modeling_utils"}  # of classes that are bases of every model
 CALL_METHODS = ("__call__", "forward")
-
-
-def require_own_code(model: Any) -> None:
-    """Check that a model of transformers computes with the code in the files of transformers and PyTorch.
-
-    Raises:
-        MiniGPTError: if this process has replaced a part of that code.
-    """
-    places = replaced_code(model)
-    if places:
-        raise MiniGPTError(
-            f"this process has replaced {listing(places)}, so what transformers computes here is no truth; judge in a "
-            "process that has not, or against a record that such a process has written"
-        )
 
 
 def replaced_code(model: Any) -> list[str]:

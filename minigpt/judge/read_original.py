@@ -5,7 +5,8 @@ T tokens, V vocabulary, C embedding.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +24,9 @@ from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError
 from minigpt.garbage import uncollected
 from minigpt.judge.checkpoint_facts import CheckpointFacts, read_facts, within_memory
 from minigpt.judge.gradients import relative_errors
-from minigpt.judge.measures import Distance, Floor, measure
+from minigpt.judge.measures import Distance, Floor, Measures
 from minigpt.judge.original_data import OriginalData
-from minigpt.judge.own_code import require_own_code
+from minigpt.judge.own_code import replaced_code
 from minigpt.judge.reading import Reading, StoredReadings, Text
 from minigpt.judge.reference import Reference, judging
 from minigpt.judge.runners import OurRunner, Runner
@@ -156,8 +157,20 @@ def _read(
     for site, norm in reference.host.norms().items():
         norms[site] = TrueNorm.of(norm, reference.host.site_of(norm))
     kept: dict[Text, Reading] = StoredReadings(facts.device) if facts.offload else {}
-    exact = say.each(_kept(reference, facts, texts, rounded.readings, kept), len(rounded.readings))
-    measures = measure(facts.dtype, texts, rounded.readings, exact, is_floor=True)
+    measures = Measures(facts.dtype, is_floor=True)
+    count = sum(bool(before.outputs) for before in rounded.readings)  # later prompts have no room for these
+    readings = itertools.chain(
+        reference.read(prompts[:count]),
+        reference.read(prompts[count:], places=False),
+        reference.read(texts.windows, places=False),
+    )
+    for text, before, exact in zip(texts.all, rounded.readings, say.each(readings, len(texts.all)), strict=True):
+        is_prompt = text in prompts
+        blocks = {place: y for place, y in exact.outputs.items() if place in facts.blocks}
+        inputs = {site: x for site, x in exact.inputs.items() if site in facts.sites}
+        logits = exact.logits if is_prompt else exact.logits.to(_narrow(facts), copy=True)
+        kept[text] = Reading(logits, blocks, inputs)
+        measures.add(text, before, exact, {}, is_prompt=is_prompt)
     decoded = measures.add_decoded(prompts, rounded.decoded, [kept[prompt].logits for prompt in prompts])
     true_gradients = None
     if rounded.gradients is not None:
@@ -185,7 +198,11 @@ def _read_rounded(
 ) -> Rounded:
     """Let transformers at the dtype write and read."""
     reference = Reference(facts, tensors=tensors)
-    require_own_code(reference.model)
+    if replaced := replaced_code(reference.model):
+        raise MiniGPTError(
+            f"this process has replaced {listing(replaced)}, so what transformers computes here is no truth; judge in "
+            "a process that has not, or against a record that such a process has written"
+        )
     host = reference.host
     config = reference.model.config
     kept = reference.kept(facts.dtype)
@@ -237,22 +254,17 @@ def _read_prompts(
     for number, reading in enumerate(say.each(reference.read(prompts), count)):
         require_finite(facts.dtype, f"prompt {number}", {**reading.outputs, "the logits": reading.logits})
         require_finite(facts.dtype, f"prompt {number}, token by token", {"the logits": decoded[number]})
-        _add_places(places, reading.outputs)
+        end = 0
+        for place in reading.outputs:  # each behind the place before it: a short text may not reach every norm
+            if place not in places:
+                places.insert(end, place)
+            end = places.index(place) + 1
         room -= len(prompts[number].ids)
         outputs: dict[str, Tensor] = {}
         if room >= 0:  # a copy, so that the texts that were read with this one are freed
             outputs = {place: y.clone() for place, y in reading.outputs.items()}
         readings.append(Reading(reading.logits, outputs))
     return readings, places
-
-
-def _add_places(places: list[str], read: Iterable[str]) -> None:
-    """Add the places of one more text, each behind the place before it. A short text may not reach every norm."""
-    end = 0
-    for place in read:
-        if place not in places:
-            places.insert(end, place)
-        end = places.index(place) + 1
 
 
 def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scored]:
@@ -272,30 +284,6 @@ def _losses(runner: Runner, facts: CheckpointFacts, ids: list[int]) -> list[Scor
 def _narrow(facts: CheckpointFacts) -> torch.dtype:
     """Return the dtype in which long texts' logits, and gradients, are kept."""
     return torch.float64 if facts.dtype == torch.float64 else torch.float32
-
-
-def _kept(
-    reference: Reference,
-    facts: CheckpointFacts,
-    texts: Texts,
-    rounded: Sequence[Reading],
-    kept: dict[Text, Reading],
-) -> Iterator[Reading]:
-    """Yield what transformers in float64 computes of each text, and keep what later judgements need."""
-    with_places = [before for before in rounded if before.outputs]
-    whole = texts.prompts[: len(with_places)]  # a later prompt has no room for what norms and blocks compute
-    for text, reading in zip(whole, reference.read(whole), strict=True):
-        blocks = {place: y for place, y in reading.outputs.items() if place in facts.blocks}
-        inputs = {site: x for site, x in reading.inputs.items() if site in facts.sites}
-        kept[text] = Reading(reading.logits, blocks, inputs)
-        yield reading
-    others = texts.prompts[len(whole) :]
-    for text, reading in zip(others, reference.read(others, places=False), strict=True):
-        kept[text] = reading
-        yield reading
-    for text, reading in zip(texts.windows, reference.read(texts.windows, places=False), strict=True):
-        kept[text] = Reading(reading.logits.to(_narrow(facts), copy=True))
-        yield reading
 
 
 def require_finite(dtype: torch.dtype, text: str, outputs: Mapping[str, Tensor]) -> None:

@@ -73,11 +73,6 @@ class Texts:
             texts.append(self.windows[0].ids[:MOST_GRADIENT])
         return texts
 
-    @property
-    def longest(self) -> Text:
-        """The longest prompt with what transformers writes after it."""
-        return max(self.prompts, key=lambda prompt: len(prompt.ids))
-
     def decode(self, ids: list[int]) -> str | None:
         """Return the text of tokens; None without a tokenizer, or if one of them is padding of the vocabulary."""
         if self.tokenizer is None or max(ids, default=0) >= self.tokenizer.id_count:
@@ -159,16 +154,6 @@ def tokenizer_at(place: Path) -> Tokenizer | None:
     return None
 
 
-def long_text() -> str:
-    """Return the built-in text of which the first tokens are read."""
-    sentences: list[str] = []
-    for who, did, whom in itertools.product(PEOPLE, DEEDS, PEOPLE):
-        if who != whom:
-            subject = who[0].upper() + who[1:]
-            sentences.append(f"{subject} {did} {whom}.")
-    return " ".join(sentences)
-
-
 def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Text]:
     """Return a text that fills the context, half prose and half a walk over tokens that no other text has.
 
@@ -179,7 +164,12 @@ def built_in_windows(texts: Texts, facts: CheckpointFacts) -> list[Text]:
         return []
     prose = list[int]()
     if texts.tokenizer is not None and texts.why_random is None:
-        prose = texts.tokenizer.encode(long_text())[: length // 2]
+        sentences: list[str] = []
+        for who, did, whom in itertools.product(PEOPLE, DEEDS, PEOPLE):
+            if who != whom:
+                subject = who[0].upper() + who[1:]
+                sentences.append(f"{subject} {did} {whom}.")
+        prose = texts.tokenizer.encode(" ".join(sentences))[: length // 2]
     read = {*prose}.union(*(prompt.ids for prompt in texts.prompts))
     generator = torch.Generator().manual_seed(0)
     shuffled = torch.randperm(facts.shape.vocab_size, generator=generator).tolist()

@@ -18,7 +18,6 @@ from minigpt.report.fields import (
     Verdict,
     is_by_file,
     is_shifted,
-    outcome_of,
     perplexities,
     places,
     population,
@@ -49,14 +48,19 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
         wrong = list(_wrong_outputs(figures))
     off = _place_off(figures, is_wrong=bool(wrong))
     if not limits:
-        if wrong:
-            wrong += _where(figures, off)
-        elif off is not None:
+        gradients = list(_wrong_gradients(figures))
+        if not wrong and off is not None:
             notes += _right_but_for(figures, off)
-        wrong += _wrong_gradients(figures)
+        is_fault = figures.exact or changes or figures.nan  # else it is another model, as it says itself
+        if not is_fault and (wrong or gradients):
+            wrong = list(_difference(figures))
+        elif wrong:
+            wrong += _where(figures, off)
+        if is_fault:
+            wrong += gradients
     if changes:
         wrong.insert(0, f"{figures.norm} changes the process: {', '.join(changes)}; the change was undone.")
-    verdict = Verdict(
+    return Verdict(
         verdict="fail" if wrong else "pass",
         reasons=wrong,
         budget=budget,
@@ -64,9 +68,6 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
         changes=sorted(changes),
         notes=notes,
     )
-    if outcome_of(figures, verdict) == "DIFFERENT":
-        return replace(verdict, reasons=list(_difference(figures)))
-    return verdict
 
 
 def budget_lines(figures: ParityFigures, limits: Mapping[str, float]) -> list[BudgetLine]:

@@ -530,15 +530,11 @@ class ReportFields(Causes, Verdict, ParityFigures):
     @property
     def outcome(self) -> str:
         """PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-        return outcome_of(self, self)
+        if self.passed:
+            return "PASS"
+        is_fault = self.exact or self.budget or self.changes or self.nan
 
-
-def outcome_of(figures: ParityFigures, verdict: Verdict) -> str:
-    """Return PASS, FAIL, or DIFFERENT: a fail of a candidate that does not claim to be the same model."""
-    if verdict.passed:
-        return "PASS"
-    is_fault = figures.exact or verdict.budget or verdict.changes or figures.nan
-    return "FAIL" if is_fault else "DIFFERENT"
+        return "FAIL" if is_fault else "DIFFERENT"
 
 
 def is_near(precision: Precision | None) -> bool:
