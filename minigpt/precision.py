@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -14,7 +13,6 @@ from minigpt.choices import DTYPE_NAMES, check_option
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 HALVES = (torch.bfloat16, torch.float16)
 BELOW_FLOAT64 = (torch.float32, torch.float16, torch.bfloat16)
-PRODUCTS = (F.linear, torch.addmm, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm)
 _backends: Any = torch.backends
 _PRODUCTS = (_backends.cuda.matmul, _backends.mkldnn.matmul)
 
@@ -79,31 +77,6 @@ def default_dtype(dtype: torch.dtype = torch.float32) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-class WideProducts(TorchFunctionMode):
-    """Computes products of float16 in float32 in the block, and rounds each result once.
-
-    PyTorch rounds at the same place on a CPU, which has no instructions for float16, but takes forty times as long.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        if func not in PRODUCTS or not all(map(_may_widen, (*args, *options.values()))):
-            return func(*args, **options)
-        options = {name: _wide(value) for name, value in options.items()}
-        return func(*map(_wide, args), **options).half()
-
-
-def _may_widen(argument: Any) -> bool:
-    """Return False for a tensor of another dtype than float16, which PyTorch refuses in a product with float16."""
-    return not isinstance(argument, Tensor) or argument.dtype == torch.float16
-
-
-def _wide(argument: Any) -> Any:
-    return argument.float() if isinstance(argument, Tensor) else argument
 
 
 class Float64(TorchFunctionMode):

@@ -488,18 +488,14 @@ RECIPE_OPTIONS = [field.name for field in dataclasses.fields(Recipe) if field.na
 
 
 def takes_options_of(
-    recipe: Callable[Arguments, Recipe],
-) -> Callable[[Callable[..., Returned]], Callable[Arguments, Returned]]:
-    """Return a decorator that gives a function the parameters of ``Recipe``, for type checkers and for ``help``."""
-
-    def decorate(function: Callable[..., Returned]) -> Callable[Arguments, Returned]:
-        function.__signature__ = inspect.signature(recipe)  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+    recipe: Callable[Arguments, Recipe], function: Callable[..., Returned]
+) -> Callable[Arguments, Returned]:
+    """Give a function the parameters of ``Recipe``, for type checkers and for ``help``."""
+    function.__signature__ = inspect.signature(recipe)  # type: ignore[attr-defined]
+    return function
 
 
-@takes_options_of(Recipe)
+@partial(takes_options_of, Recipe)
 def from_pretrained(source: str | Path = "demo", **options: Any) -> "GPT2":
     """Return a pretrained GPT-2 in eval mode: the model of ``Recipe(source, ...).open()``, without the tokenizer.
 

@@ -136,30 +136,31 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
     for section in sections.values():
         about |= section
     declared = inspect.signature(command).parameters
+    opens = {"recipe", "recipes"} & declared.keys()
     groups: dict[str, str] = {}
-    if "recipe" in declared or "recipes" in declared:
+    if opens:
         groups = _groups_of(sections)
     parameters: list[inspect.Parameter] = []
     for parameter in declared.values():
         for each in _parameters(parameter):
+            if each.kind is not inspect.Parameter.KEYWORD_ONLY:  # arguments stand as they are declared
+                groups.pop(each.name, None)
             parameters.append(_with_help(each, about, groups.get(each.name)))
 
     def run(context: typer.Context, **values: Any) -> None:
         if "given" in declared:
             values["given"] = given_in(context)
-        if "recipe" in declared or "recipes" in declared:
-            recipes = recipes_of({name: values.pop(name) for name in RECIPE})
-            if "recipes" in declared:
-                values["recipes"] = recipes
-            else:
-                values["recipe"] = recipes[0]
+        for name in opens:
+            recipes = recipes_of({option: values.pop(option) for option in RECIPE})
+            values[name] = recipes if name == "recipes" else recipes[0]
         try:
             command(**values)
         except BrokenPipeError:  # nobody reads the rest; no status of a verdict may come of it
             raise typer.Exit(128 + 13) from None
 
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
-    parameters.sort(key=partial(_help_order, places=[*groups]))
+    order = {name: place for place, name in enumerate(groups)}
+    parameters.sort(key=lambda parameter: (parameter.kind, order.get(parameter.name, -1)))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     hints: dict[str, Any] = {}
     for parameter in parameters:
@@ -185,14 +186,6 @@ def _groups_of(sections: Mapping[str, Collection[str]]) -> dict[str, str]:
             if title != "Args":
                 groups.setdefault(name, title)
     return groups
-
-
-def _help_order(parameter: inspect.Parameter, places: list[str]) -> tuple[int, int]:
-    """Return where a parameter stands in the help: arguments as declared, options by their groups."""
-    place = -1
-    if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name in places:
-        place = places.index(parameter.name)
-    return parameter.kind, place
 
 
 def _parameters(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:

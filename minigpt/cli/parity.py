@@ -145,7 +145,13 @@ def parity(
             read = Original.load(original, device=recipes[0].wanted_device)
             recipes = [_beside_record(recipe, read.truth, given) for recipe in recipes]
         else:
-            texts: dict[str, Any] = dict(prompts=_texts(prompt, prompts), text=text, gradients=gradients)
+            if prompts is not None:
+                from minigpt.generation.promptfile import read_prompts
+
+                prompt = list(prompt or [])
+                for line in read_prompts(prompts):
+                    prompt.append(line.prompt)
+            texts: dict[str, Any] = dict(prompts=prompt, text=text, gradients=gradients)
             read = Original(
                 recipes[0], against=against, beside=recipes, progress=lambda step, done: say(step, 0.5 * done), **texts
             )
@@ -223,18 +229,6 @@ def _check_engine(given: Given) -> None:
     else:
         taken, has = JUDGES_ENGINE | READS_FOR_ENGINE, "--engine, a model in another program's file"
     refuse_others(given, taken, f"cannot go with {has}")
-
-
-def _texts(prompt: list[str] | None, prompts: Path | None) -> list[str] | None:
-    """Return the texts of --prompt and of the file of --prompts; None if neither is given."""
-    if prompts is None:
-        return prompt
-    from minigpt.generation.promptfile import read_prompts
-
-    texts = list(prompt or [])
-    for line in read_prompts(prompts):
-        texts.append(line.prompt)
-    return texts
 
 
 def _beside_record(recipe: "Recipe", truth: "OriginalData", given: Given) -> "Recipe":

@@ -15,10 +15,9 @@ from minigpt.conformance.found import Results, listed_values
 from minigpt.conformance.subject import Built, Subject
 from minigpt.conformance.truth import CONSTANT, HUGE_VALUES, normal, ordinary
 from minigpt.errors import raised
-from minigpt.host import probe_norm
 from minigpt.machine import one_thread
 from minigpt.norms.foreign.adapt import notes
-from minigpt.norms.formulas import exact_norm, norm_by_pytorch
+from minigpt.norms.formulas import exact_norm, norm_by_pytorch, ways_of_rounding
 from minigpt.precision import HALVES, dtype_name
 from minigpt.report.numerals import brief
 
@@ -39,7 +38,12 @@ def remarks(subject: Subject, candidate: Built, results: Results) -> list[str]:
     if subject.has_few_shapes:
         sentences.append(f"few shapes, since its package compiles each operation again for each: {FEW_IN_WORDS}")
     sentences += row_alone(subject, results)
-    sentences += refusals(results) + rounding_remark(candidate) + lost_by_pytorch(results)
+    sentences += refusals(results)
+    adapted = candidate.adapted
+    if not (subject.centers or (adapted and adapted.multiplies)):
+        with contextlib.suppress(Exception):
+            sentences += rounds_row(subject.drawing_for("remarks"))
+    sentences += lost_by_pytorch(results)
     if any("float32" in case.failed_at for case in results):
         return sentences
     of_cases: list[tuple[str, Callable[[Subject], list[str]]]] = [
@@ -169,15 +173,15 @@ def lost_by_pytorch(results: Results) -> list[str]:
     ]
 
 
-def rounding_remark(candidate: Built) -> list[str]:
+def rounds_row(subject: Subject) -> list[str]:
     """Return a sentence if an RMSNorm rounds its row before its weight multiplies it, which is allowed."""
-    module = candidate.module
-    is_scaled_beside = candidate.adapted is not None and candidate.adapted.multiplies
-    if candidate.subject.centers or is_scaled_beside:
-        return []
-    with contextlib.suppress(Exception):
-        if probe_norm(module, 64).rounds == "row":
-            return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
+    scale = torch.linspace(0.5, 1.5, 64, dtype=torch.float64).bfloat16().double()
+    x = ordinary(8, 64, subject.generator).bfloat16()
+    y = subject.ask(x, scale, dtype=torch.bfloat16)
+    twice = ways_of_rounding(exact_norm(x, subject.kind), scale, torch.bfloat16)["row"]
+    differing = (y != twice).sum()  # arithmetic in float32 moves few
+    if 50 * differing <= y.numel():
+        return ["in half precision it rounds its row before the weight multiplies it, and after, as Llama's does"]
     return []
 
 
@@ -186,7 +190,9 @@ def refusals(results: Results) -> list[str]:
     refused = []
     judged = judged_at(results) - {"float64"}
     for case in results:
-        if case.axis is Axis.WIDTH and not case.is_backward and case.refused.keys() & judged:
+        if case.axis is not Axis.WIDTH or case.is_backward:
+            continue
+        if case.refused.keys() & judged:
             refused.append(case)
     if not refused:
         return []

@@ -63,7 +63,8 @@ class Built:
         Raises:
             NormError: if the norm raises, or returns another shape or dtype.
         """
-        leave_nan(x)
+        with one_thread():
+            x.new_full(x.shape, torch.nan)  # in free memory: what a norm does not write is then no earlier result
         try:
             y = self.call(x)
         except NormError as error:
@@ -138,12 +139,6 @@ def repeat_rows(rows: Tensor, count: int) -> Tensor:
     if count <= PERIOD:
         return rows
     return rows.repeat(math.ceil(count / PERIOD), 1)[:count]
-
-
-@one_thread()
-def leave_nan(x: Tensor) -> None:
-    """Leave NaN in free memory of the size of ``x``: what a norm does not write is then no earlier result."""
-    x.new_full(x.shape, torch.nan)
 
 
 class Subject:

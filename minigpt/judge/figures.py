@@ -229,10 +229,11 @@ def greedy(chosen: Sequence[Sequence[int]], original: OriginalData, writer: Runn
     compared, partings = 0, list[fields.Divergence]()
     noise = 2 * original.floor.prompts.largest  # can swap two logits this close: each may be off by the floor's maximum
     for number, (prompt, tokens) in enumerate(zip(original.texts.prompts, chosen, strict=True)):
-        first = first_different(tokens, prompt.written)
-        if first is None:
+        is_right = [token == right for token, right in zip(tokens, prompt.written, strict=True)]
+        if all(is_right):
             compared += len(prompt.written)
             continue
+        first = is_right.index(False)
         compared += first + 1
         best, second = original.logits(prompt)[prompt.before_new][first].topk(2).values.tolist()
         margin = best - second
@@ -256,14 +257,6 @@ def greedy(chosen: Sequence[Sequence[int]], original: OriginalData, writer: Runn
             reference_text=original.texts.decode(prompt.written),
         )
     return fields.Greedy(compared, parting)
-
-
-def first_different(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
-    """Return the number of the first token that is not the expected one; None if all are."""
-    for number, (token, right) in enumerate(zip(tokens, expected, strict=True)):
-        if token != right:
-            return number
-    return None
 
 
 def perplexity_change(losses: Sequence[Scored] | None, original: OriginalData) -> fields.PerplexityChange | None:

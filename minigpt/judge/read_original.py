@@ -28,14 +28,14 @@ from minigpt.judge.measures import Distance, Floor, Measures
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.own_code import replaced_code
 from minigpt.judge.reading import Reading, StoredReadings, Text
-from minigpt.judge.reference import Reference, judging
+from minigpt.judge.reference import Reference, WideProducts, judging
 from minigpt.judge.runners import OurRunner, Runner
 from minigpt.judge.texts import Prompts, Texts, first_of, notes_on_length, read_texts
 from minigpt.machine import versions
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import TrueNorm
 from minigpt.norms.registry import lookup
-from minigpt.precision import WideProducts, dtype_name
+from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.recipe import Recipe
 from minigpt.scoring import Scored

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from minigpt.judge.checkpoint_facts import CheckpointFacts, read_facts
-from minigpt.judge.reference import Reference, judging
-from minigpt.precision import WideProducts
+from minigpt.judge.reference import Reference, WideProducts, judging
 
 
 def facts_of(place: Path, attention: str, dtype: torch.dtype) -> CheckpointFacts:
