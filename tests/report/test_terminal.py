@@ -1,14 +1,13 @@
-"""What a person reads in a terminal: the verdict in words, and the report's own figures."""
+"""What a terminal shows of a report that is made up; test_words.py has its words and figures."""
 
 import html
 from pathlib import Path
 
 import pytest
-from reports import MADE, failing, made, printed, report_with, shown
+from reports import MADE, made, printed, report_with, shown
 
 from minigpt.judge.verdict import decide
 from minigpt.report.fields import Causes
-from minigpt.report.numerals import brief, precise
 from minigpt.report.overview import reports_table
 from minigpt.report.parity_report import ParityReport
 
@@ -19,28 +18,6 @@ def judgement() -> ParityReport:
     return ParityReport.of(
         figures, decide(figures, {}), Causes(precision=figures.precision, diagnosis=figures.diagnosis)
     )
-
-
-def test_the_verdict_is_a_word_and_not_a_colour_alone() -> None:
-    assert shown(report_with()).startswith("PASS")
-    assert "FAIL" not in shown(report_with())
-    assert shown(failing()).startswith("FAIL")
-
-
-def test_what_was_judged() -> None:
-    verdict = shown(report_with()).splitlines()[0]
-    for part in (MADE["model"], "textbook", "*", "float32", "sdpa", "cpu", MADE["prompts"]):
-        assert part in verdict
-
-
-def test_the_figures_are_the_reports() -> None:
-    text = shown(failing())
-    for figure in ("0.0456", "3.00\u00d7", "0.0152", "1.50", "0.875", "0.25"):
-        assert figure in text, text
-    assert brief(MADE["distribution"]["kl_max"]) in text
-    assert precise(MADE["distribution"]["perplexity_candidate"]) in text
-    assert str(MADE["greedy"]["tokens_compared"]) in text
-    assert "bit for bit" in text
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "[red]model", ":dog:", "狗"])
