@@ -7,7 +7,7 @@ import contextlib
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -153,6 +153,19 @@ def relative_errors(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]
             )
         errors[name] = relative_error(gradient, true)
     return errors
+
+
+def largest_errors(draws: Iterable[Mapping[str, Tensor]], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the largest relative error of each gradient among those of several right programs, by Parameter.
+
+    The rounding of one token moves all gradients before it, so the errors of one program are small or large together.
+    A right program may be twice as far off as another one by chance.
+    """
+    largest: dict[str, float] = {}
+    for gradients in draws:
+        for name, error in relative_errors(gradients, exact).items():
+            largest[name] = max(error, largest.get(name, 0.0))
+    return largest
 
 
 def gradient_rows(errors: Mapping[str, float], floor: Mapping[str, float]) -> list[GradientError]:

@@ -23,7 +23,7 @@ from minigpt.device import require_values, resolve_device
 from minigpt.errors import CheckpointError, ConfigError, MiniGPTError, NormError, listing
 from minigpt.garbage import uncollected
 from minigpt.judge.checkpoint_facts import CheckpointFacts, read_facts, within_memory
-from minigpt.judge.gradients import relative_errors
+from minigpt.judge.gradients import largest_errors
 from minigpt.judge.measures import Distance, Floor, Measures
 from minigpt.judge.original_data import OriginalData
 from minigpt.judge.own_code import replaced_code
@@ -58,7 +58,7 @@ class Rounded(NamedTuple):
         readings: of the prompts, then of the windows.
         decoded: logits of each continuation, read token by token.
         losses: on the whole text file; None where minigpt computes them, of a GPT-2 in memory.
-        gradients: by Parameter; None if they were not asked for.
+        gradients: by Parameter, with each implementation of attention; none if they were not asked for.
     """
 
     facts: CheckpointFacts
@@ -66,7 +66,7 @@ class Rounded(NamedTuple):
     readings: list[Reading]
     decoded: list[Tensor]
     losses: list[Scored] | None
-    gradients: dict[str, Tensor] | None
+    gradients: list[dict[str, Tensor]]
 
 
 def read_original(
@@ -173,9 +173,9 @@ def _read(
         measures.add(text, before, exact, {}, is_prompt=is_prompt)
     decoded = measures.add_decoded(prompts, rounded.decoded, [kept[prompt].logits for prompt in prompts])
     true_gradients = None
-    if rounded.gradients is not None:
+    if rounded.gradients:
         true_gradients = reference.gradients(texts.of_gradients)
-        measures.gradients = relative_errors(rounded.gradients, true_gradients)
+        measures.gradients = largest_errors(rounded.gradients, true_gradients)
         true_gradients = {name: gradient.to(_narrow(facts)) for name, gradient in true_gradients.items()}
     distance = measures.prompts.distance
     longer = measures.windows
@@ -218,10 +218,14 @@ def _read_rounded(
         require_finite(facts.dtype, f"window {number}", {"the logits": reading.logits})
         readings.append(reading)
     losses = None if reference.is_gpt2 else _losses(reference, facts, texts.file_ids)
-    gradients = None
+    gradients = list[dict[str, Tensor]]()
     if with_gradients:
-        gradients = reference.gradients(texts.of_gradients)
-        require_finite(facts.dtype, "the gradients", gradients)
+        gradients.append(reference.gradients(texts.of_gradients))
+        require_finite(facts.dtype, "the gradients", gradients[0])
+        with reference.other_attention():
+            others = reference.gradients(texts.of_gradients)
+        if all(bool(gradient.isfinite().all()) for gradient in others.values()):  # eager may overflow in float16
+            gradients.append(others)
     notes = [*facts.notes, *note_on_left_out(reference.model)]
     if not reference.is_gpt2:
         notes += notes_on_length(config, texts, facts.shape)

@@ -151,6 +151,10 @@ def _wide(argument: Any) -> Any:
     return argument.float() if isinstance(argument, Tensor) else argument
 
 
+def other_attention(attention: str) -> str:
+    return "eager" if attention == "sdpa" else "sdpa"
+
+
 class Reference(ModuleRunner):
     """transformers' model of a checkpoint, rounded to its dtype, which computes in ``compute``.
 
@@ -167,7 +171,7 @@ class Reference(ModuleRunner):
         attention = facts.attention
         dtype = facts.dtype
         if compute == torch.float64:
-            attention = "eager" if attention == "sdpa" else "sdpa"
+            attention = other_attention(attention)
         if compute is None:
             compute = dtype
         self.is_gpt2 = facts.is_gpt2 and not facts.offload
@@ -194,6 +198,17 @@ class Reference(ModuleRunner):
         except NormError as error:
             name = type(self.model).__name__
             raise MiniGPTError(f"{name} of transformers has no gradients to compare with: {error.message}") from error
+
+    @contextlib.contextmanager
+    def other_attention(self) -> Iterator[None]:
+        """Compute attention by the other implementation in the block, if transformers' model has it."""
+        before = self.model.config._attn_implementation
+        try:
+            with quiet_transformers(), contextlib.suppress(ValueError):  # it may have no SDPA
+                self.model.set_attn_implementation(other_attention(before))
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
 
     def kept(self, dtype: torch.dtype) -> dict[str, str]:
         """Return the dtypes of Parameters and buffers that transformers keeps in another one than ``dtype``."""

@@ -58,7 +58,7 @@ def test_the_floor_is_that_of_from_pretrained(name: str, dtype: str, tmp_path: P
     assert 0.97 < held.logits.ratio < 1.03
     assert held.passed
     for row in held.gradients or ():
-        assert row.relative_error == pytest.approx(original.truth.floor.gradients[row.parameter], rel=0.03)
+        assert row.relative_error < 1.03 * original.truth.floor.gradients[row.parameter]
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.thorough)])
