@@ -18,6 +18,7 @@
 #include "products.h"
 
 enum { PHASES = 14, OTHERS = 4 }; /* of a layer, and beside the layers, at most */
+enum { TALL = 8 * ROWS };          /* rows whose attention is computed together */
 
 /* Attention. ----------------------------------------------------------------------------------------------------- */
 
@@ -26,6 +27,10 @@ INLINE char *keys_of(const struct worker *me, long layer, long r, long h) {
     const struct rows *rows = me->step->rows;
     const long first = layer * rows->layer_stride + rows->slots[r] * rows->slot_stride + h * rows->head_stride;
     return (char *)rows->cache + (rows->is_half ? 2 : 4) * first;
+}
+
+static void widen(const uint16_t *half, long count, float *wide) {
+    for (long i = 0; i < count; i++) wide[i] = value_at(half, i, 1);
 }
 
 static void copy_to_cache(const float *from, void *cache, long first, long count, int64_t is_half) {
@@ -113,7 +118,9 @@ INLINE void attend_in(int rows, const float *q, long q_step, const char *keys, c
         some = all - s < most ? 1 : most;
         const char *some_keys = keys + s * width * size;
         if (rows == 1) prefetch(values + s * width * size, some * width * size);
-        if (some > 1) score(rows, q, q_step, some_keys, width, scores + s, step, most, is_half);
+        /* GPT-2's width as a constant: the sums stay in registers. */
+        if (some > 1 && width == 64) score(rows, q, q_step, some_keys, 64, scores + s, step, most, is_half);
+        else if (some > 1) score(rows, q, q_step, some_keys, width, scores + s, step, most, is_half);
         else score(rows, q, q_step, some_keys, width, scores + s, step, 1, is_half);
     }
     float sums[ROWS];
@@ -133,31 +140,40 @@ INLINE void attend_in(int rows, const float *q, long q_step, const char *keys, c
     }
 }
 
-/* A head of a row; or of ROWS rows, of which those of one text are read together. */
+/* A head of a row; or of TALL rows, of which those of one text are read together. */
 static void attention_chunk(struct worker *me, const void *job, long chunk) {
     const struct model *model = me->step->model;
     const struct rows *rows = me->step->rows;
     const int is_many = me->count > FEW;
     const long layer = *(const long *)job, heads = model->heads, width = model->width / heads, step = me->longest;
-    const long tall = is_many ? ROWS : 1, blocks = (me->count + tall - 1) / tall;
+    const long tall = is_many ? TALL : 1, blocks = (me->count + tall - 1) / tall;
     const long first = (is_many ? chunk % blocks : chunk / heads) * tall, h = is_many ? chunk / blocks : chunk % heads;
     const long last = first + tall < me->count ? first + tall : me->count;
     /* Where this thread probably goes on. */
     const long later = chunk + me->step->threads < blocks * heads ? chunk + me->step->threads : chunk;
     const char *next = keys_of(me, layer, row_of(me, is_many ? first : later / heads), later % heads);
     const float scale = model->h[layer].score_scale;
-    for (long i = first, many; i < last; i += many) {
-        const long r = row_of(me, i);
-        for (many = 1; i + many < last && row_of(me, i + many) == r + many; many++)
-            if (rows->slots[r + many] != rows->slots[r] || rows->columns[r + many] != rows->columns[r] + many) break;
-        const long q_step = 3 * model->width, count = rows->columns[r] + 1;
-        const float *q = me->step->qkv + r * q_step + h * width;
-        float *y = me->step->mixed + r * model->width + h * width;
+    for (long i = first, run; i < last; i += run) {
+        const long r = row_of(me, i), q_step = 3 * model->width;
+        for (run = 1; i + run < last && row_of(me, i + run) == r + run; run++)
+            if (rows->slots[r + run] != rows->slots[r] || rows->columns[r + run] != rows->columns[r] + run) break;
         const char *keys = keys_of(me, layer, r, h), *values = keys + rows->value_stride * (rows->is_half ? 2 : 4);
-        if (rows->is_half)
-            WITH_ROWS(many, attend_in, q, q_step, keys, values, count, me->scores, step, y, model->width, scale, width, 1, next)
-        else
-            WITH_ROWS(many, attend_in, q, q_step, keys, values, count, me->scores, step, y, model->width, scale, width, 0, next)
+        const int is_wide = rows->is_half && run > ROWS; /* widened once for all rows */
+        if (is_wide) {
+            const long count = (rows->columns[r] + run) * width;
+            widen((const uint16_t *)keys, count, me->kv), widen((const uint16_t *)values, count, me->kv + count);
+            keys = (const char *)me->kv, values = (const char *)(me->kv + count);
+        }
+        for (long j = r, many; j < r + run; j += many) {
+            const float *q = me->step->qkv + j * q_step + h * width;
+            float *y = me->step->mixed + j * model->width + h * width;
+            const long count = rows->columns[j] + 1;
+            many = height(r + run - j);
+            if (rows->is_half && !is_wide)
+                WITH_ROWS(many, attend_in, q, q_step, keys, values, count, me->scores, step, y, model->width, scale, width, 1, next)
+            else
+                WITH_ROWS(many, attend_in, q, q_step, keys, values, count, me->scores, step, y, model->width, scale, width, 0, next)
+        }
     }
 }
 
@@ -176,7 +192,7 @@ static void embed_chunk(struct worker *me, const void *job, long r) {
 static void widen_chunk(struct worker *me, const void *job, long chunk) {
     const struct vector *vector = &me->step->model->vectors[chunk];
     (void)job;
-    for (long i = 0; i < vector->count; i++) vector->wide[i] = value_at(vector->half, i, 1);
+    widen(vector->half, vector->count, vector->wide);
 }
 
 static void run_step(struct worker *me) {
@@ -190,7 +206,7 @@ static void run_step(struct worker *me) {
         parallel_for(me, me->count, store_kv_chunk, &i);
         if (i == model->layers - 1) me->count = step->rows->outputs, me->taken = step->rows->output_rows;
         if (!me->count) return; /* other rows need only the keys and values of the last layer */
-        const long tall = me->count > FEW ? ROWS : 1;
+        const long tall = me->count > FEW ? TALL : 1;
         parallel_for(me, (me->count + tall - 1) / tall * model->heads, attention_chunk, &i);
         multiply(me, &layer->attn_proj, NULL, step->mixed, step->x, ADD);
         multiply(me, &layer->c_fc, &layer->ln_2, step->x, step->hidden, ACTIVATE);
@@ -226,6 +242,7 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
         *me = (struct worker){.step = step, .longest = padded(longest, LANES)};
         me->row = (float *)carve(&memory, sizeof(float) * widest);
         me->scores = (float *)carve(&memory, sizeof(float) * ROWS * me->longest);
+        me->kv = (float *)carve(&memory, many && step->rows->is_half ? 2 * sizeof(float) * me->longest * model->width / model->heads : 0);
         me->operand = (float *)carve(&memory, sizeof(float) * few * pitch_of(widest, 1));
         me->scales = (float *)carve(&memory, sizeof(float) * few * (padded(widest, BLOCK) / BLOCK));
         me->part = (float *)carve(&memory, sizeof(float) * (few * (WIDEST + SLAB) + many * SLAB));

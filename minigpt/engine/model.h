@@ -84,6 +84,7 @@ struct worker { /* a thread's own memory */
     const int64_t *taken; /* which rows of the step; NULL: all */
     float *row;           /* one normalized row */
     float *scores;        /* (ROWS, columns) of one head */
+    float *kv;            /* (2, columns, C / H) keys and values of one head, widened for many rows */
     float *operand;       /* (R, pitch), in units: one float32, two bfloat16, or two integers of 16 bits */
     float *scales;        /* (R, blocks) of int8 */
     float *part;          /* (R, outputs of a chunk), sums of a part of the inputs; of a slab for many rows */

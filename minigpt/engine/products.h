@@ -14,6 +14,7 @@ enum { KEPT = 768 };                          /* units of a slab that are packed
 enum { STREAMS = 8, EARLY = 512 };            /* inputs that are read together; columns to prefetch ahead */
 enum { SHARED = 8, WIDEST = 1024 };           /* rows in float32 for which threads share parts of inputs; outputs of a chunk */
 enum { SHARE = 16, FAR = 16, SOON = 16 };     /* outputs that stay in a cache; slabs, and rows of outputs, to prefetch ahead */
+enum { EAGER = 128 };                         /* rows up to which the next slab's weights are prefetched */
 enum after { STORE, ADD, ACTIVATE, LOGITS };  /* LOGITS: out is (R, padded), and takes the sums as they are */
 
 static void normalize(const struct norm *norm, const float *x, float *y, long width, int is_first) {
@@ -294,12 +295,18 @@ INLINE void slab_chunk(struct worker *me, const struct product *p, long from, in
             const char *w = (const char *)m->weight + (i * m->out + from) * size;
             pack(w, m->out, last - i < stripe ? last - i : stripe, outs, me->packed + (i - k) / unit * SLAB, is_half);
         }
+        const long later = from + me->step->threads * SLAB; /* the slab that this thread probably packs next */
+        const char *next = (const char *)m->weight + (last < m->in ? last * m->out + from : later) * size;
+        const long ahead = p->rows > EAGER ? 0 : last < m->in ? m->in - last : later < m->out ? m->in : 0;
         for (long r = 0, many; r < p->rows; r += many) {
             many = height(p->rows - r);
             for (long u = k / unit, end = (last + unit - 1) / unit, count; u < end; u += count) {
                 count = end - u < part ? end - u : part;
                 const float *x = p->operand + r * p->pitch + u, *w = me->packed + (u - k / unit) * SLAB;
                 float *y = sums_of(p, r, from);
+                const long j = u * unit - k, n = count * unit; /* of which each tile asks for a share */
+                for (long i = j + n * r / p->rows; i < j + n * (r + many) / p->rows && i < ahead; i++)
+                    prefetch(next + i * m->out * size, SLAB * size);
                 for (long v = 0; v < SLAB; v += VECS * LANES)
                     if (u) WITH_ROWS(many, tile, x, p->pitch, w + v, SLAB, y + v, p->step, count, is_dot, ADD_PART, none)
                     else WITH_ROWS(many, tile, x, p->pitch, w + v, SLAB, y + v, p->step, count, is_dot, BEGIN, none)
