@@ -21,7 +21,7 @@ from minigpt.judge.measures import Distance
 from minigpt.judge.mistake_search import MistakeSearch
 from minigpt.judge.mistakes import Mistake, mistakes_of
 from minigpt.judge.original_data import OriginalData
-from minigpt.judge.reading import Text
+from minigpt.judge.reading import Text, as_batch
 from minigpt.judge.reference import Reference
 from minigpt.judge.runners import Runner
 from minigpt.judge.screen import Noise
@@ -201,7 +201,7 @@ def evidence_of(truth: OriginalData, runner: Runner, text: Text) -> Evidence:
     logits = logits.masked_fill(logits.isinf(), torch.nan)
     longest = max(prompt.new_from for prompt in truth.texts.prompts)
     padding = max(0, longest - text.new_from)
-    return Evidence(truth.tensor(text.ids), logits, truth.logits(text).double(), text.new_from, padding)
+    return Evidence(as_batch(text.ids, truth.facts.device), logits, truth.logits(text).double(), text.new_from, padding)
 
 
 def check_network(truth: OriginalData, network: Network, text: Evidence) -> None:

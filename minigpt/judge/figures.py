@@ -13,8 +13,6 @@ from minigpt.judge.measures import (
     Distance,
     LogitsMeter,
     Measures,
-    RowDistance,
-    Stored,
     against_noise_floor,
     mean_by_rows,
 )
@@ -59,6 +57,7 @@ def all_figures(
     if measures.gradients is not None:
         rows = gradient_rows(measures.gradients, floor.gradients)
     places = Places(measures, original)
+    error = floor.bitwise
     notes = [*facts.notes, *claim.notes]
     if texts.why_random is not None:
         notes.append(f"The texts are random ids, since {texts.why_random}.")
@@ -78,7 +77,7 @@ def all_figures(
         versions=facts.versions,
         prompts=texts.described,
         built_in=texts.described == BUILT_IN,
-        bitwise=bitwise(original),
+        bitwise=fields.Bitwise(error.largest == 0, error.largest) if error.count else None,
         logits=against_noise_floor(prompts.distance, prompts.without_shift, floor.prompts),
         distribution=distribution(measures, original),
         greedy=greedy(measures.chosen, original, writer),
@@ -286,12 +285,6 @@ def perplexity_change(losses: Sequence[Scored] | None, original: OriginalData) -
 # Texts
 
 
-def bitwise(original: OriginalData) -> fields.Bitwise | None:
-    """Return whether our reference arithmetic has transformers' bits; None of another architecture."""
-    error = original.floor.bitwise
-    return fields.Bitwise(error.largest == 0, error.largest) if error.count else None
-
-
 def coverage(original: OriginalData) -> fields.Coverage:
     """Return what the texts reach."""
     shape = original.facts.shape
@@ -312,19 +305,25 @@ class Places:
     Attributes:
         errors: of the output of each norm and block, in the order of the data.
         noise: transformers' own error, or what storing has rounded, if that is more.
+        stored: the dtypes, by name, whose rounding is more.
     """
 
     def __init__(self, measures: Measures, original: OriginalData) -> None:
         self.measures, self.original = measures, original
         self.errors: dict[str, float] = {}
         self.noise: dict[str, float] = {}
+        self.stored: set[str] = set()
         for place in original.facts.places:
-            if place in measures.places:
-                self.errors[place] = measures.places[place].relative
-                self.noise[place] = max(self._floor(place), rounding_of(measures.stored_places[place]))
-
-    def _floor(self, place: str) -> float:
-        return self.original.floor.places.get(place, 0.0)
+            if place not in measures.places:
+                continue
+            self.errors[place] = measures.places[place].relative
+            noise = original.floor.places.get(place, 0.0)
+            coarsest = measures.stored_places[place].coarsest
+            if coarsest is not None and coarsest[1].relative > noise:
+                dtype, rounding = coarsest
+                noise = rounding.relative
+                self.stored.add(dtype_name(dtype))
+            self.noise[place] = noise
 
     @property
     def is_complete(self) -> bool:
@@ -367,19 +366,7 @@ class Places:
 
     def notes(self) -> list[str]:
         """Return what a reader should know of how norms and blocks were stored."""
-        names: set[str] = set()
-        for place, stored in self.measures.stored_places.items():
-            coarsest = stored.coarsest
-            if coarsest is not None and rounding_of(stored) > self._floor(place):
-                names.add(dtype_name(coarsest[0]))
-        if not names:
+        if not self.stored:
             return []
-        return [
-            f"Norms and blocks are stored in {' and '.join(sorted(names))}; what that rounds counts as noise there."
-        ]
-
-
-def rounding_of(stored: Stored[RowDistance]) -> float:
-    """Return the relative error of true outputs that are stored as the program's are; 0 if that is not narrower."""
-    coarsest = stored.coarsest
-    return 0.0 if coarsest is None else coarsest[1].relative
+        names = " and ".join(sorted(self.stored))
+        return [f"Norms and blocks are stored in {names}; what that rounds counts as noise there."]

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from minigpt.errors import MiniGPTError
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.measures import Floor
-from minigpt.judge.reading import Reading, Text, as_batch
+from minigpt.judge.reading import Reading, Text
 from minigpt.judge.texts import Texts
 from minigpt.norms.formulas import TrueNorm
 from minigpt.precision import dtype_name
@@ -43,10 +43,6 @@ class OriginalData:
     exact: Mapping[Text, Reading]
     norms: dict[str, TrueNorm]
     gradients: dict[str, Tensor] | None = None
-
-    def tensor(self, ids: list[int]) -> Int[Tensor, "1 seq"]:
-        """Return token ids as a batch of one on the original's device."""
-        return as_batch(ids, self.facts.device)
 
     def logits(self, text: Text) -> Float[Tensor, "seq vocab"]:
         """Return the true logits at the compared positions of a text."""

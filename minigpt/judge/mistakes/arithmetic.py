@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from minigpt.engines.engine import load_package
 from minigpt.judge.mistakes.mistake import Put, Swaps, as_given
-from minigpt.judge.mistakes.rounding import Rounds, int8, to_bfloat16, to_float16
+from minigpt.judge.mistakes.rounding import Rounds, int8, int8_scale, to_bfloat16, to_float16
 
 MOST_TABLE = 10.0  # GGML's table of GELU holds the numbers between this and its negative
 
@@ -59,7 +59,7 @@ class InUint8(NamedTuple):
     @classmethod
     def by_row(cls, x: Tensor) -> "InUint8":
         """Round as CTranslate2 does: a row's scale is its largest number / 127. oneDNN adds 128."""
-        scale = scale_of(x)
+        scale = int8_scale(x.float())
         steps = (x.float() / scale).round()
         return cls(steps + 128, 128, scale)
 
@@ -72,12 +72,6 @@ class InUint8(NamedTuple):
         zero = (-least / scale).round().clamp(0, 255)
         steps = (single / scale).round() + zero
         return cls(steps.clamp(0, 255), zero, scale)
-
-
-def scale_of(x: Tensor) -> Tensor:
-    """Return the scale of each row in int8."""
-    largest = x.float().abs().amax(-1, keepdim=True)
-    return (largest / 127).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def through_uint8(x: Tensor, into: Callable[[Tensor], InUint8]) -> Tensor:
@@ -93,7 +87,7 @@ def clipped_sums(x: Tensor, weight: Tensor, into: Callable[[Tensor], InUint8], o
         one_scale: whether all rows share it.
     """
     steps, _, scale = into(x)
-    scales = scale_of(weight)
+    scales = int8_scale(weight.float())
     if one_scale:
         scales = scales.amax(0, keepdim=True)
     integers = (weight.float() / scales).round()

@@ -29,10 +29,15 @@ to_float16 = partial(cast, dtype=torch.float16)
 to_bfloat16 = partial(cast, dtype=torch.bfloat16)
 
 
-def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
-    """Round to integers of 8 bits; the numbers along ``dim`` share a scale, without one all do."""
+def int8_scale(x: Tensor, dim: int | None = -1, most: float = 127.0) -> Tensor:
+    """Return the scale of integers of 8 bits; the numbers along ``dim`` share one, without it all do."""
     largest = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
-    scale = (largest / most).clamp(min=torch.finfo(torch.float32).tiny)
+    return (largest / most).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def int8(x: Tensor, dim: int | None, most: float = 127.0) -> Tensor:
+    """Round to integers of 8 bits, whose scale ``int8_scale`` gives."""
+    scale = int8_scale(x, dim, most)
     return (x / scale).round().clamp(-128, 127) * scale
 
 
@@ -67,7 +72,7 @@ def q4_0(x: Tensor) -> Tensor:
 
 def round_layers(model: Any, swaps: Swaps, rounds: Rounds) -> None:
     """Round the matrices of the blocks, given as (out, in)."""
-    for _, _, layer in layers_at(model, LAYERS):
+    for layer in layers_at(model, LAYERS):
         swaps.parameter(layer, "weight", rounds(layer.weight.T).T.contiguous())
 
 
@@ -186,23 +191,11 @@ def rounded_matrices() -> Iterator[Mistake]:
 # What is computed
 
 
-class RoundedInput(nn.Module):
-    """A layer whose weight and input are rounded before they are multiplied."""
-
-    def __init__(self, layer: Any, rounds: Rounds) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(rounds(layer.weight.T).T.contiguous(), requires_grad=False)
-        self.bias = layer.bias
-        self.rounds = rounds
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rounds(x) @ self.weight + self.bias
-
-
 def round_products(model: Any, swaps: Swaps, rounds: Rounds) -> None:
     """Round the weights and inputs of products in blocks and head."""
-    for owner, name, layer in layers_at(model, LAYERS):
-        swaps.set(owner, name, RoundedInput(layer, rounds))
+    round_layers(model, swaps, rounds)
+    for layer in layers_at(model, LAYERS):
+        swaps.set(layer, "forward", lambda x, layer=layer: rounds(x) @ layer.weight + layer.bias)
     round_embedding(model, swaps, rounds)
     head = model.head
     swaps.set(model, "head", lambda x: head(rounds(x)))

@@ -12,17 +12,13 @@ Change = Callable[[Tensor], Tensor]
 LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 
 
-def layers_at(model: Any, paths: Sequence[str]) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Yield the layers at some paths of every block, each behind its owner and its name there.
-
-    A layer that another mistake has left out is none.
-    """
+def layers_at(model: Any, paths: Sequence[str]) -> Iterator[Any]:
+    """Yield the layers at some paths of every block. A layer that another mistake has left out is none."""
     for block in model.h:
         for path in paths:
-            owner, _, name = path.rpartition(".")
             layer = block.get_submodule(path)
             if not isinstance(layer, nn.Identity):
-                yield block.get_submodule(owner), name, layer
+                yield layer
 
 
 def altering(words: str, layers: Sequence[str], role: str = "weight", **about: Any) -> Callable[[Change], Change]:
@@ -36,7 +32,7 @@ def altering(words: str, layers: Sequence[str], role: str = "weight", **about: A
 
     def altered(change: Change) -> Put:
         def put(model: Any, swaps: Swaps) -> None:
-            for _, _, layer in layers_at(model, layers):
+            for layer in layers_at(model, layers):
                 swaps.parameter(layer, role, change(getattr(layer, role)))
 
         return put
