@@ -89,7 +89,7 @@ def all_figures(
         norm_sites=places.sites(sites),
         blocks=places.blocks(),
         new_errors=places.grown() if claim.adds_errors else [],
-        every_place=places.is_complete,
+        every_place=(len(measures.read), len(places.errors)) == (len(texts.prompts), len(facts.places)),
         tokens=along_the_longest(measures, original),
         coverage=coverage(original),
         nan=measures.nan,
@@ -324,12 +324,6 @@ class Places:
                 noise = rounding.relative
                 self.stored.add(dtype_name(dtype))
             self.noise[place] = noise
-
-    @property
-    def is_complete(self) -> bool:
-        """True if every norm and block was read on every prompt."""
-        read, errors = len(self.measures.read), len(self.errors)
-        return read == len(self.original.texts.prompts) and errors == len(self.original.facts.places)
 
     def sites(self, swapped: Sequence[str]) -> list[fields.NormSiteError]:
         """Return the errors of the norms.

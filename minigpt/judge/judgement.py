@@ -50,14 +50,6 @@ class Searches:
     bisect: bool = False
     file: str | Path | None = None
 
-    @property
-    def first(self) -> str | None:
-        """The name of the first that is asked for; None if none is."""
-        for name in ("sensitivity", "remove", "bisect"):
-            if getattr(self, name):
-                return name
-        return None
-
 
 @dataclass(eq=False)
 class Judgement:
@@ -81,11 +73,12 @@ class Judgement:
         Raises:
             ConfigError: if there is a search, and the candidate's norms cannot be swapped back.
         """
-        if searches.first is None:
+        names = [name for name in ("sensitivity", "remove", "bisect") if getattr(searches, name)]
+        if not names:
             return self._all_figures(self.candidate.claim.swapped)
         if self.candidate.model is None:
             raise ConfigError(
-                "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=searches.first
+                "needs a model whose norms can be swapped: a source, or a GPT2 of minigpt", argument=names[0]
             )
         from minigpt.judge.site_search import SiteSearch  # imported here: only a search needs it
 
@@ -113,7 +106,7 @@ class Judgement:
             self.say("swapping one site at a time")
             sensitivity = search.sensitivity()
         if searches.remove:
-            removal = search.removal(self._most_kl, self.say)
+            removal = search.removal(self.limits.get("kl", torch.inf), self.say)
         if removal is not None and self.limits:
             sites = self._allowed(search.swap, [step.site for step in removal.steps])
             removal = replace(removal, allowed=len(sites))
@@ -128,11 +121,6 @@ class Judgement:
             self.say("searching for the sites that break it")
             bisection = bisect_sites(swapped, lambda sites: self._fails(search.swap, sites))
         return replace(figures, sensitivity=sensitivity, removal=removal, bisect=bisection, fit=fits)
-
-    @property
-    def _most_kl(self) -> float:
-        """The limit of the budget on the mean KL divergence; infinite without one."""
-        return self.limits.get("kl", torch.inf)
 
     def _allowed(self, swap: "SiteSwap", sites: list[str]) -> list[str]:
         """Return the longest beginning of a list of sites that the budget allows on all texts."""

@@ -3,11 +3,12 @@
 T tokens, V vocabulary, C embedding.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -91,41 +92,38 @@ class Reading:
     alone: Outputs = field(default_factory=dict)
 
 
-class Recorder:
-    """Keeps the first input and output of chosen norms and blocks, in the order of the data, while it is active.
+@contextlib.contextmanager
+def recorded(model: nn.Module, places: Iterable[str]) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Keep the first input and the first output of chosen norms and blocks in the block, in the order of the data.
 
     A module that is called again reads what others have computed meanwhile, so a later call says less about it.
     """
+    modules: dict[nn.Module, list[str]] = {}
+    for place in places:
+        modules.setdefault(model.get_submodule(place), []).append(place)
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
-    def __init__(self, model: nn.Module, places: Iterable[str]) -> None:
-        self.modules: dict[nn.Module, list[str]] = {}
-        for place in places:
-            self.modules.setdefault(model.get_submodule(place), []).append(place)
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
-
-    def __enter__(self) -> Self:
-        self.hooks: list[RemovableHandle] = []
-        for module, names in self.modules.items():
-            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hook
-                hook = partial(self._keep, itertools.cycle(names))
-                self.hooks.append(module.register_forward_hook(hook))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    def _keep(self, places: Iterator[str], module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+    def keep(places: Iterator[str], module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         place = next(places)  # a module may be at several places
         is_exported = type(module).__module__ == "torch.export.unflatten"  # it lists whatever is used later
         if isinstance(output, tuple) or (isinstance(output, list) and not is_exported):  # of a block
             output = output[0]
-        if place in self.outputs or not isinstance(output, Tensor):
+        if place in outputs or not isinstance(output, Tensor):
             return
         if args:
-            self.inputs[place] = args[0]
-        self.outputs[place] = output
+            inputs[place] = args[0]
+        outputs[place] = output
+
+    hooks: list[RemovableHandle] = []
+    for module, names in modules.items():
+        if not isinstance(module, torch.jit.ScriptModule):  # which takes no hook
+            hooks.append(module.register_forward_hook(partial(keep, itertools.cycle(names))))
+    try:
+        yield inputs, outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def rounded_as(reading: Reading, site: str, x: Float[Tensor, "seq *rows"]) -> Float[Tensor, "1 seq *rows"]:

@@ -26,7 +26,7 @@ from minigpt.host import hooked, is_compiled, prefix_of, unwrapped
 from minigpt.inputs import left_padded
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.gradients import gradients_of
-from minigpt.judge.reading import Outputs, Reading, Recorder, Text, as_batch, rounded_as
+from minigpt.judge.reading import Outputs, Reading, Text, as_batch, recorded, rounded_as
 from minigpt.model import GPT2
 from minigpt.offload import is_offloaded, is_sharded, plain_copy
 from minigpt.precision import dtype_name
@@ -283,9 +283,9 @@ class ModuleRunner(FunctionRunner):
         """
         ids = right_padded(group, self.facts.shape.n_positions, self.facts.device)
         hooks = hooked(self.model) if places else contextlib.nullcontext()
-        with hooks, Recorder(self.root, places) as recorder:
+        with hooks, recorded(self.root, places) as (all_inputs, all_outputs):
             logits = self._compared(ids, group)
-        kept = [*recorder.outputs.values(), *recorder.inputs.values()]
+        kept = [*all_outputs.values(), *all_inputs.values()]
         if len(group) > 1 and not all(has_tokens(y, ids) for y in kept):
             for text in group:
                 yield from self._read_group([text], places)
@@ -294,8 +294,8 @@ class ModuleRunner(FunctionRunner):
             logits = self._compared(ids, group)
         for row, text in enumerate(group):
             length = len(text.ids)
-            outputs = {place: of_text(y, row, ids, length) for place, y in recorder.outputs.items()}
-            inputs = {place: of_text(x, row, ids, length) for place, x in recorder.inputs.items()}
+            outputs = {place: of_text(y, row, ids, length) for place, y in all_outputs.items()}
+            inputs = {place: of_text(x, row, ids, length) for place, x in all_inputs.items()}
             yield Reading(logits[row], outputs, inputs)
 
     def _compared(self, ids: Int[Tensor, "batch seq"], texts: Sequence[Text]) -> list[Float[Tensor, "rows vocab"]]:

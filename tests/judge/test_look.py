@@ -10,7 +10,7 @@ from helpers import assert_within, random_ids, small_model
 
 from minigpt import NormError, Recipe, norm_sites
 from minigpt.judge.look import site_statistics
-from minigpt.judge.reading import Recorder
+from minigpt.judge.reading import recorded
 from minigpt.report.numerals import brief, percent
 
 
@@ -18,13 +18,12 @@ def test_the_figures_are_those_of_the_inputs() -> None:
     model, ids = small_model(dtype=torch.float64), random_ids(4, 24)
     with torch.no_grad():
         model.wpe.weight[0, :3] = torch.tensor([300.0, -200.0, 250.0])
-        recorder = Recorder(model, model.site_names())
-        with recorder:
+        with recorded(model, model.site_names()) as (inputs, _):
             model(ids)
     actual = site_statistics(model, ids)
     assert [one.site for one in actual] == model.site_names()
     for one in actual:
-        x = recorder.inputs[one.site]
+        x = inputs[one.site]
         deviation = (x.var(-1, correction=0) + 1e-5).sqrt()
         rest, first = deviation[:, 1:], deviation[:, 0]
         share = (x.mean(-1).square() / x.square().mean(-1)).mean()
@@ -74,14 +73,13 @@ def test_norms_of_heads_are_among_the_sites() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     ids = random_ids(2, 16, vocab=64)
-    recorder = Recorder(model, norm_sites(model))
-    with recorder, torch.no_grad():
+    with recorded(model, norm_sites(model)) as (inputs, _), torch.no_grad():
         model(ids)
     found = {one.site: one for one in site_statistics(model, ids)}
     assert found.keys() == norm_sites(model).keys()
     assert len(found) == 9
     for site in ("model.layers.0.self_attn.q_norm", "model.layers.1.self_attn.k_norm", "model.norm"):
-        x = recorder.inputs[site].double()  # (B, T, H, D) or (B, T, C)
+        x = inputs[site].double()  # (B, T, H, D) or (B, T, C)
         deviation = (x.square().mean(-1) + 1e-6).sqrt()
         assert found[site].deviation == pytest.approx(deviation[:, 1:].mean().item(), rel=1e-9)
         assert found[site].deviation_first == pytest.approx(deviation[:, 0].mean().item(), rel=1e-9)

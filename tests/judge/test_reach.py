@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import minigpt
-from minigpt.judge.reading import Recorder, Text
+from minigpt.judge.reading import Text, recorded
 from minigpt.judge.texts import Texts, lengths_of, notes_on_length
 from minigpt.judge.verdict import largest_jump
 from minigpt.report.fields import PlaceOff
@@ -202,9 +202,9 @@ def outputs(demo_original: minigpt.Original) -> dict[str, Tensor]:
     model, tensors = GPT2LMHeadModel.from_pretrained(DEMO), {}
     places = [*demo_original.truth.facts.sites, *demo_original.truth.facts.blocks]
     for n, text in enumerate(demo_original.truth.texts.all):
-        with torch.no_grad(), Recorder(model.transformer, places) as recorder:
+        with torch.no_grad(), recorded(model.transformer, places) as (_, kept):
             tensors[f"logits.{n}"] = model(torch.tensor([text.ids])).logits[0].clone()
-        tensors |= {f"{place}.{n}": y[0].clone() for place, y in recorder.outputs.items()}
+        tensors |= {f"{place}.{n}": y[0].clone() for place, y in kept.items()}
     return tensors
 
 
