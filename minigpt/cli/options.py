@@ -149,7 +149,13 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 
     def run(context: typer.Context, **values: Any) -> None:
         if "given" in declared:
-            values["given"] = given_in(context)
+            names: set[str] = set()  # that the command line sets, also where it sets the default
+            for name, value in context.params.items():
+                source = context.get_parameter_source(name)
+                is_empty = value is None or value in ((), [])  # older Typers say so of arguments that got no words
+                if source is not None and source.name == "COMMANDLINE" and not is_empty:
+                    names.add(name)
+            values["given"] = frozenset(names)
         for name in opens:
             recipes = recipes_of({option: values.pop(option) for option in RECIPE})
             values[name] = recipes if name == "recipes" else recipes[0]
@@ -345,17 +351,6 @@ def _with_model_first(words: list[str]) -> list[str]:
             model = others.pop(index)
         return [command, model, *others]
     return words
-
-
-def given_in(context: typer.Context) -> Given:
-    """Return the names of the parameters that the command line sets, also where it sets the default."""
-    names: set[str] = set()
-    for name, value in context.params.items():
-        source = context.get_parameter_source(name)
-        is_empty = value is None or value in ((), [])  # older Typers say so of arguments that got no words
-        if source is not None and source.name == "COMMANDLINE" and not is_empty:
-            names.add(name)
-    return frozenset(names)
 
 
 def parse_draft(draft: str) -> str | None:

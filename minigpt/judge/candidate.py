@@ -219,6 +219,12 @@ def candidate_of_model(
         changes |= dict.fromkeys(changed_on_import(part))
     difference = first_difference(original, model, recipe, norm, new)
     quantize, center = getattr(model, "quantize", None), recipe is not None and recipe.center
+    sentences = notes_on_module(original, runner)
+    sentences += sorted({sentence for norm in new.values() for sentence in notes(norm)})
+    if quantize is not None:
+        sentences.append(f"The weights that multiply are {quantize}, with a scale for each 64 inputs.")
+    if center:
+        sentences.append("The model was folded and centred first, so a norm's input and output are not the original's.")
     claim = Claim(
         name,
         norm,
@@ -230,7 +236,7 @@ def candidate_of_model(
         is_exact=is_same and difference is None,
         attention=attention,
         difference=difference,
-        notes=[*notes_on_module(original, runner), *notes_on_norms(new, quantize, center), *reasons],
+        notes=[*sentences, *reasons],
         changes=tuple(changes),
     )
     return Candidate(runner, claim, model, model, recipe)
@@ -303,16 +309,6 @@ def notes_on_module(original: OriginalData, runner: ModuleRunner) -> list[str]:
     if runner.prefix is None:
         return sentences
     return [*sentences, *notes_on_rounding(original, runner), *notes_on_casts(original, runner)]
-
-
-def notes_on_norms(norms: Mapping[str, nn.Module], quantize: str | None, center: bool) -> list[str]:
-    """Return sentences on the norms that were swapped in, and on the weights around them."""
-    sentences = sorted({sentence for norm in norms.values() for sentence in notes(norm)})
-    if quantize is not None:
-        sentences.append(f"The weights that multiply are {quantize}, with a scale for each 64 inputs.")
-    if center:
-        sentences.append("The model was folded and centred first, so a norm's input and output are not the original's.")
-    return sentences
 
 
 def notes_on_rounding(original: OriginalData, runner: ModuleRunner) -> list[str]:
