@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import packages
 import sabotages
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from sabotages import OF_BIAS, OF_INPUT, OF_WEIGHT, affine, centred, exact, plai
 from torch import Tensor
 
 from minigpt import LayerNorm
+from minigpt.conformance.behaviour import MIXED_PRECISION
 from minigpt.precision import DTYPES, HALVES
 
 FAST = [
@@ -31,8 +33,9 @@ SEQUENCES = [
     "sequence of 6[45]", "sequence of 257", "same input*", "zero scale",
 ]  # fmt: skip
 WIDTHS = ["ordinary rows", "widths"]
+OF_PACKAGES = ["ordinary rows", "massive*", "mean far*", "roundings", "no bias", MIXED_PRECISION]
 GRADIENTS = ["ordinary rows", "gradients, as tokens", "gradients, ordinary rows", "gradients, zero scale"]
-EVERY = frozenset(DTYPES)
+EVERY, HALF = frozenset(DTYPES), frozenset({"bfloat16", "float16"})
 
 
 class Plant(NamedTuple):
@@ -268,12 +271,17 @@ def plants() -> list[Plant]:
         cases = ["compile"] if norm is sabotages.WrongWhenCompiled else cases
         add(norm.__name__, norm, cases, *expected, fails=None, is_slow=True)
 
+    for norm, expected in packages.FORMULAS.items():
+        fails = EVERY if norm.__name__ in ("standardize", "simple_norm") else HALF
+        is_slow = fails == HALF and norm.__name__ not in ("mindspore", "GammaOnly")
+        add(norm.__name__, norm, OF_PACKAGES, *expected, fails=fails, is_slow=is_slow)
+
     add("searches memory", SearchesMemory, SEARCHED, BY_ITSELF, is_slow=True)
     add("reads the caller", ReadsTheCaller, SEARCHED, BY_ITSELF)
     for key, call, length in ("address", Tensor.data_ptr, 1), ("address", Tensor.data_ptr, 8), ("id", id, 8):
         norm = remembering(call, length)
-        add(f"remembers {length} by their {key}", norm, REMEMBERED, REMEMBERS, is_slow=length > 1)
-    add("remembers by shape", remembering(lambda x: 0, 8), REMEMBERED, REMEMBERS)
+        add(f"remembers {length} by their {key}", norm, REMEMBERED, REMEMBERS, is_slow=True)
+    add("remembers by shape", remembering(lambda x: 0, 8), REMEMBERED, REMEMBERS, is_slow=True)
     first_row = remembering(lambda x: tuple(x.flatten()[:64].tolist()), 100)
     add("remembers by the first row", first_row, REMEMBERED, REMEMBERS)
     unlike = "it returns NaN or infinities for ordinary rows", "it answers differently from call to call"
@@ -285,7 +293,12 @@ def plants() -> list[Plant]:
     frozen = lambda n, x: exact(n, x) * (1 if n.weight.requires_grad else 1.02)  # noqa: E731
     add("frozen", frozen, SETTINGS, "its values depend on training mode")
     of_heads = lambda n, x: exact(n, x if x.ndim < 4 else torch.cat([x[:1], x[1:].detach()]))  # noqa: E731
-    add("gradients of heads", of_heads, SETTINGS, OF_INPUT + "only for as heads")
+    add(
+        "gradients of heads",
+        of_heads,
+        ["ordinary rows", "gradients, as heads", "gradients, ordinary*"],
+        OF_INPUT + "only for as heads",
+    )
     of_3d = "wrong only for 3-D, one token, decoding input", "wrong only for non-contiguous", "its values depend on"
     add("3-D input", lambda n, x: exact(n, x) * (1.02 if x.ndim == 3 else 1), SETTINGS, *of_3d)
     behind = "wrong only for NaN-surrounded input", "wrong only for non-contiguous input: beside NaN"
@@ -316,7 +329,7 @@ def plants() -> list[Plant]:
 
     for name, where, fails in (
         ("overwrites in 3-D", lambda dy: dy.ndim == 3, EVERY),
-        ("overwrites in half", lambda dy: dy.dtype in HALVES, frozenset({"bfloat16", "float16"})),
+        ("overwrites in half", lambda dy: dy.dtype in HALVES, HALF),
     ):
         forward = lambda n, x, where=where: Overwrites.apply(exact(n, x), where)  # noqa: E731
         add(name, forward, [*GRADIENTS, "incoming gradient left as it was"], OVERWRITES, fails=fails)

@@ -132,6 +132,7 @@ def test_a_closed_standard_input_is_an_empty_text() -> None:
     assert re.search(r"\w", ended.stdout)
 
 
+@pytest.mark.thorough
 def test_a_norm_that_changes_the_dtype_is_no_layernorm(run: Run, tmp_path: Path) -> None:
     """It runs, so it is judged: that is a verdict."""
     (tmp_path / "own.py").write_text(

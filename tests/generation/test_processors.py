@@ -138,7 +138,7 @@ def test_each_processor_alone_is_that_of_transformers(name: str, data: st.DataOb
     assert_as_in_transformers(at, {name: data.draw(VALUES[name])})
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(at=SITUATIONS, chosen=st.fixed_dictionaries({}, optional=VALUES))
 def test_combinations_of_all_processors_are_those_of_transformers(at: dict[str, Any], chosen: dict[str, Any]) -> None:
     assert_as_in_transformers(at, chosen)
@@ -165,12 +165,12 @@ def test_time_and_memory_are_linear_in_the_text_and_in_a_setting(kind: str) -> N
     """A quadratic one would take minutes, or tens of gigabytes."""
     length, settings_of = HUGE[kind]
     how = settings_of()
-    logits, ids = torch.zeros(16, 50_257), torch.full((16, length), 5)
+    logits, ids = torch.zeros(4, 50_257), torch.full((4, length), 5)
     begun = time.process_time()
     warp(logits, ids, prompt_length=0, **how)
     spent = time.process_time() - begun
     print(f"{kind}: {spent:.2f} s")
-    assert spent < 4
+    assert spent < 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

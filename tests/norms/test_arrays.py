@@ -304,7 +304,7 @@ def test_gradients_that_are_given_are_judged() -> None:
     assert report.dtypes["float64"]
     assert not [note for note in report.notes if "gradients" in note]
     wrong = numpy_norm(layer_norm, vjp=lambda *call: (backward(*call)[0] * 0.9, *backward(*call)[1:]))
-    report = check_norm(wrong, device="cpu", cases=cases, seed=0)
+    report = check_norm(wrong, device="cpu", cases=cases[:1], seed=0)
     assert report.diagnoses[0] == "the gradient of the input is wrong: it is multiplied by 0.9"
 
 
