@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from kit import Forward, norm_with
-from sabotages import HALF_NAMES, ROUNDED, ROW_ROUNDED, THREE_TIMES, wide
+from sabotages import HALF_NAMES, ROUNDED, ROW_ROUNDED, THREE_TIMES, affine, wide
 from torch import Tensor, nn
 
 from minigpt import LayerNorm
@@ -19,11 +19,6 @@ from minigpt import LayerNorm
 
 def mean(x: Tensor) -> Tensor:
     return x.mean(-1, keepdim=True)
-
-
-def affine(norm: Any, row: Tensor) -> Tensor:
-    y = row * norm.weight
-    return y if norm.bias is None else y + norm.bias
 
 
 def wide_row(x: Tensor, eps: float) -> Tensor:

@@ -192,9 +192,6 @@ def test_a_file_that_cannot_be_written_to_its_end(
 
 PLACES = {
     # name: (savers, whether one model is sharded, a folder inside, the working directory)
-    "plain": (1, False, False, False),
-    "sharded": (1, True, False, False),
-    "with a folder inside": (1, False, True, False),
     "the working directory": (1, True, True, True),
     "two savers": (2, True, False, False),
     "three savers": (3, False, True, False),

@@ -1,12 +1,12 @@
 """The status of a command: 1 is that of a verdict alone, whatever happens to the process or to its streams."""
 
 import errno
-import importlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,9 @@ SHORT = {"norms list": ("norms", 0), "parity --help": ("parity --help", 0), "par
 STREAMS = {"closed": "{} >&-", "full": "{} > /dev/full", "pipe": "{} | true; exit ${{PIPESTATUS[0]}}"}
 
 
+Fails = Callable[[str, BaseException], None]
+
+
 class OwnError(BaseException):
     """As a panic of a library in Rust."""
 
@@ -55,36 +58,36 @@ def test_every_command_is_tried() -> None:
     assert CALLS.keys() == {*COMMANDS}
 
 
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """Lets a command raise an error in its middle."""
+
+    def fails(name: str, error: BaseException) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        for path in ("minigpt.machine.settle_memory", f"minigpt.cli.{name}.progress"):
+            monkeypatch.setattr(path, fail, raising=False)
+
+    return fails
+
+
 @pytest.mark.parametrize(
     "error",
     [ZeroDivisionError("x"), KeyError(1), RuntimeError("x"), OSError("no number"), SystemExit(1), OwnError("x")],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("name", CALLS)
-def test_a_fault_in_the_middle_is_70(
-    run: Run,
-    name: str,
-    error: BaseException,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    module = importlib.import_module(f"minigpt.cli.{name}")
-    monkeypatch.setattr("minigpt.machine.settle_memory", fail)
-    monkeypatch.setattr(module, "progress", fail, raising=False)
+def test_a_fault_in_the_middle_is_70(run: Run, name: str, error: BaseException, fails: Fails, tmp_path: Path) -> None:
+    fails(name, error)
     ended = run(*written(CALLS[name][0], tmp_path))
     assert (ended.status, ended.out) == (70, "")
     assert ended.err.startswith("Traceback")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EACCES])
-def test_an_error_of_the_system_is_no_verdict(run: Run, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), "file")
-
-    monkeypatch.setattr("minigpt.cli.info.progress", fail)
+def test_an_error_of_the_system_is_no_verdict(run: Run, number: int, fails: Fails) -> None:
+    fails("info", OSError(number, os.strerror(number), "file"))
     if number == errno.EPIPE:
         assert run("info", "demo")[::2] == (141, "")
     else:
