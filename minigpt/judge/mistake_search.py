@@ -75,26 +75,23 @@ class MistakeSearch:
         """Return the mistakes that explain the program's error, by the first explanation; none if nothing does."""
         if not self.right.known or not self.right.distance > MOST_NOISE * self.noise.least:
             return []
-        explanations: list[Callable[[], list[Diagnosed] | None]] = [
-            self._by_one,
-            self._by_two,
-            self._by_one_in_one_block,
-            self._by_precision,
-            self._by_another_head,
-            self._by_two_in_part,
-            self._by_one_in_part,
-        ]
-        for explanation in explanations:
-            diagnosed = explanation()
+        for diagnosed in self._explanations():
             if diagnosed is not None:
                 return diagnosed
         return []
 
-    def _by_one(self) -> list[Diagnosed] | None:
-        return self._told(self.nearest) if self._is_explained(self.nearest) else None
-
-    def _by_two(self) -> list[Diagnosed] | None:
-        return self._told(self.nearest_pairs) if self._is_explained(self.nearest_pairs) else None
+    def _explanations(self) -> Iterator[list[Diagnosed] | None]:
+        """Yield explanations, the simplest first; None for one that does not hold."""
+        yield self._told(self.nearest) if self._is_explained(self.nearest) else None
+        pairs = self.nearest_pairs
+        yield self._told(pairs) if self._is_explained(pairs) else None
+        yield self._by_one_in_one_block()
+        if self.is_like_a_half and not self.is_mostly_of_mistakes:
+            yield []  # the precision explains it
+        yield self._by_another_head()
+        if pairs and self._leaves_a_half(pairs[0]):  # a narrower format explains the rest
+            yield self._told(pairs)
+        yield self._by_one_in_part()
 
     def _by_one_in_one_block(self) -> list[Diagnosed] | None:
         """Explain the error by a mistake in the weights of one block alone."""
@@ -104,9 +101,6 @@ class MistakeSearch:
         alone = [(mistake.in_block(number),) for mistake in of_weights[:most] for number in blocks]
         nearest = self._near(sorted(alone, key=self._distance_of))
         return self._told(nearest) if self._is_explained(nearest) else None
-
-    def _by_precision(self) -> list[Diagnosed] | None:
-        return [] if self.is_like_a_half and not self.is_mostly_of_mistakes else None
 
     def _by_another_head(self) -> list[Diagnosed] | None:
         """Explain the error by another matrix in the head."""
@@ -127,11 +121,6 @@ class MistakeSearch:
         if not ratio <= MOST_NOISE:
             return None
         return [Diagnosed(OTHER_HEAD, ratio, True, precision_of(distance, self.noise.precisions))]
-
-    def _by_two_in_part(self) -> list[Diagnosed] | None:
-        """Explain a part of the error by two mistakes, if a narrower format explains the rest."""
-        pairs = self.nearest_pairs
-        return self._told(pairs) if pairs and self._leaves_a_half(pairs[0]) else None
 
     def _by_one_in_part(self) -> list[Diagnosed] | None:
         """Explain a large part of the error by one mistake, if it is certain."""
@@ -362,12 +351,10 @@ class MistakeSearch:
     # Whether it is certain
 
     def _is_explained(self, finals: list[Prediction]) -> bool:
-        return bool(finals) and self._explains(finals[0])
-
-    def _explains(self, prediction: Prediction) -> bool:
-        """Return whether what is left of the error is noise, and all of the mistake is in the program."""
-        is_noise = self._ratio(prediction) <= MOST_NOISE
-        return self._is_whole(prediction) and is_noise and self._is_well_known(prediction)
+        """Return whether what the first leaves of the error is noise, and all of its mistake is in the program."""
+        if not finals or not self._ratio(finals[0]) <= MOST_NOISE:
+            return False
+        return self._is_whole(finals[0]) and self._is_well_known(finals[0])
 
     def _is_whole(self, prediction: Prediction) -> bool:
         """Return whether all of a mistake is in the program: a share cannot say it of one that rounds in steps."""

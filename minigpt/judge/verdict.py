@@ -50,7 +50,12 @@ def decide(figures: ParityFigures, limits: Mapping[str, float], changes: Sequenc
     if not limits:
         gradients = list(_wrong_gradients(figures))
         if not wrong and off is not None:
-            notes += _right_but_for(figures, off)
+            error, noise = brief(off.error), brief(off.noise)
+            notes.append(
+                f"The logits are right, but the output of {off.place} is not: it is off by {error} of its size, "
+                f"where transformers' own error is {noise}."
+            )
+            notes += _new_errors(figures)
         is_fault = figures.exact or changes or figures.nan  # else it is another model, as it says itself
         if not is_fault and (wrong or gradients):
             wrong = list(_difference(figures))
@@ -136,16 +141,6 @@ def _new_errors(figures: ParityFigures) -> Iterator[str]:
     if len(places) > MOST_PLACES:
         named += f" and {len(places) - MOST_PLACES} more"
     yield f"An error of its own begins at each of {named}."
-
-
-def _right_but_for(figures: ParityFigures, off: PlaceOff) -> Iterator[str]:
-    """Yield which outputs are off though the logits are right."""
-    error, noise = brief(off.error), brief(off.noise)
-    yield (
-        f"The logits are right, but the output of {off.place} is not: it is off by {error} of its size, "
-        f"where transformers' own error is {noise}."
-    )
-    yield from _new_errors(figures)
 
 
 def largest_jump(places: Sequence[PlaceOff]) -> PlaceOff | None:

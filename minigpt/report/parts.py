@@ -225,7 +225,12 @@ def _sites(report: ReportFields, sites: Sequence[NormSiteError]) -> Part:
     shown_maps = dict(MAPS)
     if Unjudged.ALONE in report.missing:
         del shown_maps["local_error"]
-    drawn = [_figures_drawn(site) for site in sites]
+    drawn: list[dict[str, Any]] = []  # figures that are not finite are None, and what is not known is left out
+    for site in sites:
+        figures = finite(vars(_with_known_error(site)))
+        if site.local_error is None and figures["propagated_error"] is not None:
+            del figures["local_error"]
+        drawn.append(figures)
     blocks = [finite(vars(block)) for block in report.blocks]
     form = partial(brief, digits=2)
     maps = {"sites": drawn, "titles": shown_maps, "form": form, "dtype": report.dtype, "blocks": blocks}
@@ -265,14 +270,6 @@ def _with_known_error(place: NormSiteError) -> NormSiteError:
     if place.local_error is None and not is_finite(place.propagated_error):
         return replace(place, local_error=math.nan)
     return place
-
-
-def _figures_drawn(place: NormSiteError) -> dict[str, Any]:
-    """Return what a map draws of a norm: figures that are not finite are None, and what is not known is left out."""
-    figures = finite(vars(_with_known_error(place)))
-    if place.local_error is None and figures["propagated_error"] is not None:
-        del figures["local_error"]
-    return figures
 
 
 def _gradients(report: ReportFields, gradients: Sequence[GradientError]) -> Part:
