@@ -106,12 +106,12 @@ def test_no_bit_of_an_answer_depends_on_the_others() -> None:
         for length in LENGTHS
     ]
     answers = []
-    for draft in (None, "int8"):
+    for draft, asked in ((None, bodies), ("int8", bodies[::3])):
         with serving({"demo": model}, max_batch=6, draft=draft) as client:
-            answers.append([client.post("/v1/completions", body) for body in bodies])
-            answers.append(client.ask_all(*map(later, bodies)))
+            answers.append([client.post("/v1/completions", body) for body in asked])
+            answers.append(client.ask_all(*map(later, asked)))
     facts = [[(answer.json()["choices"], answer.json()["usage"]) for answer in some] for some in answers]
-    assert facts[1:] == facts[:1] * 3
+    assert facts[1:] == [facts[0], facts[0][::3], facts[0][::3]]
 
 
 # The kernel's rows
