@@ -1,5 +1,6 @@
 """GGUF files: metadata that are held against the tensors, and the tensors dequantized."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minigpt.choices import AMOUNT
 from minigpt.engines.engine import load_package
+
+NORM_EPS = ("layer_norm_epsilon", "layer_norm_rms_epsilon", "group_norm_epsilon")
 
 
 class Metadata:
     """The metadata of a GGUF file, by their keys there: None for a key that the file lacks.
 
-    llama.cpp ends the process where sizes contradict the tensors, so they are checked first.
+    llama.cpp ends the process where sizes contradict the tensors, or an eps is negative, so they are checked first.
 
     Raises:
         ConfigError: if the package gguf is not installed.
-        Exception: of any kind, if the file is damaged, or a size contradicts a tensor; the message says which.
+        Exception: of any kind, if the file is damaged, a size contradicts a tensor, or an eps is negative or not
+            finite; the message says which.
     """
 
     def __init__(self, file: Path) -> None:
@@ -27,7 +32,9 @@ class Metadata:
 
         class Reader(gguf.GGUFReader):
             def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
-                values = super()._get(offset, dtype, count, **order)
+                values: Any = ()
+                with contextlib.suppress(ValueError):  # a part of a number is left
+                    values = super()._get(offset, dtype, count, **order)
                 if len(values) < count:  # else it counts on to what a length says
                     raise ValueError("it ends before its metadata or tensors do")
                 return values
@@ -92,6 +99,10 @@ class Metadata:
             stated = self[f"{architecture}.{name}"]
             if stated != size:
                 raise ValueError(f"its {name} is {stated}, and its tensors have {size}")
+        for name in NORM_EPS:
+            eps = self[f"{architecture}.attention.{name}"]
+            if eps is not None and not AMOUNT.accepts(eps):
+                raise ValueError(f"its {name} must {AMOUNT.requirement}, got {eps}")
         tokens = self.reader.get_field("tokenizer.ggml.tokens")
         if tokens is not None and len(tokens.data) != vocabulary:
             raise ValueError(f"it names {len(tokens.data)} tokens, and its embedding has {vocabulary}")

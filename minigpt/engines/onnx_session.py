@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minigpt.choices import check_option
 from minigpt.engines.engine import Engine, StepFunction, check_exists, load_package, naming_option
 from minigpt.engines.ports import Graph, Port
 from minigpt.errors import CheckpointError, ConfigError
@@ -116,13 +117,14 @@ def session_options(runtime: Any, options: Mapping[str, Any]) -> Any:
     how = runtime.SessionOptions()
     how.log_severity_level = 3  # errors, which are raised too
     for name, value in options.items():
+        words = getattr(runtime, ENUMS[name]).__members__ if name in ENUMS else {}
+        if words:
+            check_option(name, value, list(words))
         with naming_option(name, value):
             if "." in name:
                 how.add_session_config_entry(name, str(value))
-            elif name in ENUMS:
-                setattr(how, name, getattr(getattr(runtime, ENUMS[name]), value))
             else:
-                setattr(how, name, value)
+                setattr(how, name, words.get(value, value))
     return how
 
 

@@ -14,12 +14,22 @@ from minigpt.engines.gguf_file import Metadata
 SIZES = {"embedding_length": 32, "block_count": 2, "context_length": 64}
 
 
-def written(file: Path, *, tokens: int = 96, heads: int = 4, heads_kv: int | None = None, **sizes: int) -> Path:
+def written(
+    file: Path,
+    *,
+    tokens: int = 96,
+    heads: int = 4,
+    heads_kv: int | None = None,
+    eps: dict[str, float] | None = None,
+    **sizes: int,
+) -> Path:
     """A file with a GPT-2's names and sizes."""
     writer: Any = gguf.GGUFWriter(file, "gpt2")
     for name, size in (SIZES | sizes).items():
         writer.add_uint32(f"gpt2.{name}", size)
     writer.add_head_count(heads)
+    for name, value in (eps or {}).items():
+        writer.add_float32(f"gpt2.attention.{name}", value)
     if heads_kv is not None:
         writer.add_head_count_kv(heads_kv)
     writer.add_token_list([str(token) for token in range(tokens)])
@@ -62,7 +72,14 @@ def test_a_length_beyond_the_end_of_the_file_takes_no_memory(tmp_path: Path) -> 
 
 def test_every_truncation_is_an_error(tmp_path: Path) -> None:
     whole = written(tmp_path / "file.gguf").read_bytes()
-    for size in range(0, len(whole), 199):
+    for size in range(4, len(whole), 199):  # the package names a file without its first four bytes
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
-        with pytest.raises(Exception):  # noqa: B017, PT011 (whatever the package raises)
+        with pytest.raises(ValueError, match="it ends before its metadata or tensors do"):
             Metadata(tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["layer_norm_epsilon", "layer_norm_rms_epsilon"])
+def test_an_eps_in_which_llama_cpp_would_end_the_process(name: str, eps: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"its {name} must be a float, 0 or more, got"):
+        Metadata(written(tmp_path / "file.gguf", eps={name: eps}))
