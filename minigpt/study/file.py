@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_origin
 
-from minigpt.errors import ConfigError, GenerationError
+from minigpt.errors import ConfigError, GenerationError, MiniGPTError
 from minigpt.files import read_text
 from minigpt.norms.foreign.locate import locate
 from minigpt.study.settings import Training, check_type, check_types
@@ -18,6 +18,8 @@ SettingFields = dict[str, dataclasses.Field[Any]]  # of a dataclass, by name
 
 def read_study(file: Path) -> Study:
     """Return the study that a TOML file describes, after a check of everything it names.
+
+    An error about a value names the file, and the field as the file does.
 
     A norm or a site that one of several models lacks is refused in that model's cells alone, when they run.
 
@@ -31,6 +33,15 @@ def read_study(file: Path) -> Study:
         table = tomllib.loads(read_text(file, ConfigError))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
+    try:
+        return _checked_study(table, file)
+    except MiniGPTError as error:
+        if error.argument is None:
+            raise
+        raise type(error)(f"{file}: {error}") from error
+
+
+def _checked_study(table: dict[str, Any], file: Path) -> Study:
     study = _study_of(table, file)
     for name, values in study.options.items():
         for value in values:

@@ -316,7 +316,9 @@ def terminal_part(rows: list[CellRow]) -> Part:
     """Return the most important columns for the terminal. A setting that all cells share is left out."""
     table = summarize(rows)
     names = table.having(ON_TERMINAL)
-    heads = [*map(in_words, table.varying), "verdict", *map(table.head, names)]
+    heads = [*map(in_words, table.varying), "verdict"]
+    for name in names:
+        heads.append(table.head(name) + " after training" * (name in TRAINED))
     lines: list[list[Cell]] = []
     for cell in table.cells:
         settings = [format_setting(cell.settings.get(name)) for name in table.varying]

@@ -199,13 +199,16 @@ def test_a_missing_extra_is_one_sentence_before_any_work(
         ('norms = ["rms"]\n[finetune]\ntext = "missing.txt"\nsteps = 2', "missing.txt"),
         ('norms = ["rms"]\n[finetune]\ntext = "missing.txt"\nsteps = "2"', "steps"),
         ('norms = ["rms"]\nseeds = ["a"]', "seeds"),
+        ('norms = ["rms"]\nattention = "flash"', "study.toml: attention must be sdpa or eager"),
+        ('norms = ["rms"]\n[finetune]\ntext = "study.toml"\nsteps = 0', "study.toml: steps must be 1 or more"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, lines: str, message: str) -> None:
     file = tmp_path / "study.toml"
     file.write_text(f'models = ["demo"]\n{lines}\n')
-    with pytest.raises(minigpt.MiniGPTError, match=message):
+    with pytest.raises(minigpt.MiniGPTError, match=message) as caught:
         read_study(file)
+    assert caught.value.argument is None, "an option of the shell would be named"
 
 
 def test_lists_are_cells_and_the_controls_are_trained_once_for_each_way_of_training() -> None:

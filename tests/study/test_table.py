@@ -12,7 +12,7 @@ import torch
 from minigpt.report.numerals import brief
 from minigpt.report.part import Number
 from minigpt.study.page import figures, page
-from minigpt.study.table import TRAINED, csv_table, summarize
+from minigpt.study.table import TRAINED, csv_table, summarize, terminal_part
 
 DOCS = Path(__file__).parents[2] / "docs" / "study.md"
 ROW: dict[str, Any] = {
@@ -146,3 +146,9 @@ def test_a_picture_names_its_axes_and_takes_its_colours_along() -> None:
     for text in ("step", "held-out loss, nats a token", "rms", "dyt"):
         assert text in drawn["loss"]
     assert "currentColor" not in drawn["loss"]
+
+
+def test_a_terminal_tells_the_figures_at_the_swap_from_those_after_training() -> None:
+    heads = terminal_part([ROW | {"perplexity_recovered": 1.5, "loss": 1.0}]).heads
+    assert len(set(heads)) == len(heads)
+    assert {"perplexity", "perplexity after training"} <= {*heads}
