@@ -49,6 +49,14 @@ def test_anybodys_model_is_judged_with_the_parts_that_it_gives(
     assert not any(parameter.grad is not None for parameter in (*ours.parameters(), *hf_model.parameters()))
 
 
+def test_an_object_that_is_called_has_its_class_s_name(original: minigpt.Original, hf_model: GPT2LMHeadModel) -> None:
+    class Mine:
+        def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+            return hf_model(ids).logits
+
+    assert original.judge(Mine()).model.endswith("Mine")
+
+
 def test_a_folded_checkpoint_is_judged_without_the_norms_that_it_leaves_out(folder: Path, tmp_path: Path) -> None:
     """transformers fills them in, and so does the judge's reference."""
     model = minigpt.fold_norms(minigpt.from_pretrained(folder, device="cpu"))

@@ -96,7 +96,7 @@ def title(make: object) -> str:
         return title(make.func)
     if isinstance(make, nn.Module):
         return type(make).__qualname__
-    return getattr(make, "__qualname__", repr(make))
+    return getattr(make, "__qualname__", type(make).__qualname__)
 
 
 def require_same_shape(y: object, x: Tensor, norm: nn.Module) -> None:
