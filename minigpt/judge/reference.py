@@ -208,7 +208,8 @@ class Reference(ModuleRunner):
                 self.model.set_attn_implementation(other_attention(before))
             yield
         finally:
-            self.model.set_attn_implementation(before)
+            with quiet_transformers():
+                self.model.set_attn_implementation(before)
 
     def kept(self, dtype: torch.dtype) -> dict[str, str]:
         """Return the dtypes of Parameters and buffers that transformers keeps in another one than ``dtype``."""
