@@ -1,7 +1,6 @@
 """A process that has replaced code of transformers or PyTorch has no truth, and says where."""
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,16 +147,12 @@ def test_what_is_replaced_is_named(way: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_no_model_of_transformers_is_refused_and_it_takes_little(name: str) -> None:
+def test_no_model_of_transformers_is_refused(name: str) -> None:
     import peft  # noqa: F401  (what other packages change on import is no model's code)
 
     import minigpt.hf  # noqa: F401
 
-    model = empty(name)
-    replaced_code(model)
-    begun = time.process_time()
-    assert replaced_code(model) == []
-    assert time.process_time() - begun < 0.5
+    assert replaced_code(empty(name)) == []
 
 
 def test_a_judgement_is_refused_until_there_is_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
