@@ -292,7 +292,7 @@ def read_stable(place: Path, read: Callable[[Files], Read]) -> Read:
         state = files_state(place)
         try:
             result = read(Files.at(place))
-        except MiniGPTError:
+        except (MiniGPTError, OSError):  # a folder inside may go while it is listed
             if files_state(place) == state:
                 raise
         else:

@@ -94,7 +94,10 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 # A folder that is saved to while it is read.
 
 
-def test_what_is_saved_meanwhile_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [CheckpointError("the first half does not fit the second"), FileNotFoundError("a folder inside is gone")]
+)
+def test_what_is_saved_meanwhile_is_read_again(error: Exception, tmp_path: Path) -> None:
     """So that config, tokenizer and weights come of one save."""
     folders = {seed: saved(reference(seed=seed), tmp_path / str(seed)) for seed in (0, 1)}
     model, states = minigpt.from_pretrained(folders[1], device="cpu"), []
@@ -103,7 +106,7 @@ def test_what_is_saved_meanwhile_is_read_again(tmp_path: Path) -> None:
         states.append(files.config)
         if len(states) == 1:
             minigpt.save_pretrained(model, folders[0])
-            raise CheckpointError("the first half does not fit the second")
+            raise error
         return files.tensors()[0]["transformer.ln_f.weight"][0].item()
 
     assert read_stable(folders[0], read) == model.ln_f.weight[0].item()
