@@ -229,6 +229,7 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
     const long phases = PHASES * model->layers + OTHERS, float_row = sizeof(float) * rows;
     const long widest = model->width > model->inner ? model->width : model->inner, part = part_of(widest);
     const long outputs = 3 * model->width > model->inner ? 3 * model->width : model->inner;
+    const long wide = many && step->rows->is_half ? model->width / model->heads : 0; /* values that are widened */
     char *start = memory;
     step->counters = (struct counter *)carve(&memory, sizeof(struct counter) * phases);
     step->x = (float *)carve(&memory, float_row * model->width);
@@ -242,7 +243,7 @@ static long layout_memory(struct step *step, struct worker *me, long number, cha
         *me = (struct worker){.step = step, .longest = padded(longest, LANES)};
         me->row = (float *)carve(&memory, sizeof(float) * widest);
         me->scores = (float *)carve(&memory, sizeof(float) * ROWS * me->longest);
-        me->kv = (float *)carve(&memory, many && step->rows->is_half ? 2 * sizeof(float) * me->longest * model->width / model->heads : 0);
+        me->kv = (float *)carve(&memory, sizeof(float) * 2 * wide * me->longest);
         me->operand = (float *)carve(&memory, sizeof(float) * few * pitch_of(widest, 1));
         me->scales = (float *)carve(&memory, sizeof(float) * few * (padded(widest, BLOCK) / BLOCK));
         me->part = (float *)carve(&memory, sizeof(float) * (few * (WIDEST + SLAB) + many * SLAB));

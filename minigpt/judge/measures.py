@@ -475,17 +475,15 @@ def measure(
     readings: Iterable[Reading],
     exact: Iterable[Reading],
     norms: Mapping[str, TrueNorm] | None = None,
-    *,
-    is_floor: bool = False,
 ) -> Measures:
     """Return the measures of readings against the exact ones.
 
     Args:
-        dtype, is_floor: as ``Measures`` takes them.
+        dtype: as ``Measures`` takes it.
         readings, exact: of the prompts, then of the windows. Each may be read as it is counted.
         norms: the original's, for norms that were read by themselves.
     """
-    measures = Measures(dtype, is_floor=is_floor)
+    measures = Measures(dtype)
     for number, (text, reading, true) in enumerate(zip(texts.all, readings, exact, strict=True)):
         measures.add(text, reading, true, norms or {}, is_prompt=number < len(texts.prompts))
     return measures

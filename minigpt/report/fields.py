@@ -533,7 +533,6 @@ class ReportFields(Causes, Verdict, ParityFigures):
         if self.passed:
             return "PASS"
         is_fault = self.exact or self.budget or self.changes or self.nan
-
         return "FAIL" if is_fault else "DIFFERENT"
 
 
