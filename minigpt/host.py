@@ -26,7 +26,7 @@ from minigpt.norms.record import ATTRIBUTE, NormSite, record_of
 from minigpt.norms.registry import KINDS
 from minigpt.offload import TRANSPARENT, device_of, is_sharded, plain_copy, uncompiled, values_of
 from minigpt.precision import default_dtype
-from minigpt.shape import Shape
+from minigpt.shape import Shape, value_in
 
 EPS_VALUES = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps, 0.0)  # of a norm that names none
 OF_HEADS = re.compile(r"[qkv]{1,2}_")  # norms of queries, keys and values
@@ -329,7 +329,7 @@ def _width(norm: nn.Module, model: Any) -> int:
     width = Shape.of(config).n_embd
     parent = model.get_submodule(around)
     if OF_HEADS.match(name):  # the heads' width may be the attention's own, as in Gemma 4
-        head_width = getattr(parent, "head_dim", None) or getattr(config, "head_dim", None)
+        head_width = getattr(parent, "head_dim", None) or value_in(config, "head_dim")
         return head_width or width // config.num_attention_heads
     for parameter in parent.parameters(recurse=False):
         if parameter.ndim == 2:  # it multiplies what the norm returns: all streams at once in DeepSeek V4

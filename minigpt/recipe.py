@@ -209,8 +209,11 @@ class Recipe:
                 f"{self.source} is a {architecture}, and this needs a GPT-2; minigpt parity, study, perplexity "
                 "and sites support other architectures; generate text with transformers"
             )
-        if self.fit is not None and tokenizer is None:
-            raise CheckpointError(f"needs a tokenizer to read {self.fit}, and {self.source} has none", argument="fit")
+        to_fit_on: list[int] = []
+        if self.fit is not None:
+            from minigpt.swap.fit import tokens_to_fit_on
+
+            to_fit_on = tokens_to_fit_on(tokenizer, self.fit)
         if checkpoint is None:
             memory = 0 if offload else self.memory
             model, sites = self._load_with_transformers(place, architecture, memory)
@@ -226,12 +229,12 @@ class Recipe:
                 center_writers(model)
             sites = self._put_norms(model, checkpoint)
         fits: dict[str, Explained] = {}
-        if self.fit is not None and tokenizer is not None:
+        if to_fit_on:
             from minigpt.host import host_of
-            from minigpt.swap import fit_on_text
+            from minigpt.swap.fit import fit_norms, rows_of
 
             prefix = host_of(model).prefix  # of a GPT-2 whose weights are elsewhere: its sites are named as ours
-            for path, fit in fit_on_text(model, tokenizer, self.fit, sites).items():
+            for path, fit in fit_norms(model, rows_of(model, to_fit_on), sites).items():
                 fits[path.removeprefix(prefix)] = fit
         for path, module in model.named_modules():
             if needs_text(module):

@@ -1,5 +1,6 @@
 """The sizes of a language model, of any architecture."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,11 @@ class Shape:
     def of(cls, config: Any) -> "Shape":
         """Return the sizes that a config of minigpt or of transformers says."""
         text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
-        vocab_size = _size_in(text, "vocab_size", default=0)
+        vocab_size = value_in(text, "vocab_size", default=0)
         bos = getattr(text, "bos_token_id", None)
         if bos is not None and bos >= vocab_size:  # a config may have kept the id of a larger vocabulary
             bos = None
-        n_positions = _size_in(text, "n_positions", "max_position_embeddings", default=MOST_CONTEXT)
+        n_positions = value_in(text, "n_positions", "max_position_embeddings", default=MOST_CONTEXT)
         window = n_positions
         if getattr(text, "model_type", "gpt2") not in GPT2_TYPES:
             window = min(window, MOST_WINDOW)
@@ -50,19 +51,20 @@ class Shape:
             vocab_size=vocab_size,
             n_positions=n_positions,
             window=window,
-            n_embd=_size_in(text, "n_embd", "hidden_size", default=0),
-            n_layer=_size_in(text, "n_layer", "num_hidden_layers", default=0),
+            n_embd=value_in(text, "n_embd", "hidden_size", default=0),
+            n_layer=value_in(text, "n_layer", "num_hidden_layers", default=0),
             eos_token_ids=_ends_of_text(text, vocab_size),
             bos_token_id=bos,
         )
 
 
-def _size_in(config: Any, *names: str, default: int) -> int:
-    """Return a size under the first of its names that a config has."""
+def value_in(config: Any, *names: str, default: Any = None) -> Any:
+    """Return the value under the first of its names that a config has, for all layers."""
     for name in names:
-        size = getattr(config, name, None)
-        if size is not None:
-            return size
+        with contextlib.suppress(RuntimeError):  # each layer has its own, as the width of a head in Gemma 4
+            value = getattr(config, name, None)
+            if value is not None:
+                return value
     return default
 
 

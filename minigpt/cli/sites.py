@@ -8,7 +8,7 @@ from rich.console import Group
 
 from minigpt.cli.options import JsonFile, OutFile
 from minigpt.cli.output import progress, show
-from minigpt.errors import CheckpointError, GenerationError
+from minigpt.errors import GenerationError
 from minigpt.files import read_text
 
 if TYPE_CHECKING:
@@ -32,15 +32,13 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
     from minigpt.report.page import render
     from minigpt.report.part import Sheet
     from minigpt.report.terminal import printed
-    from minigpt.swap.fit import rows_of_text
+    from minigpt.swap.fit import rows_of, tokens_to_fit_on
 
     read_text(text, GenerationError)  # before the model
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         model, tokenizer = recipe.load(any_architecture=True)[:2]
-        if tokenizer is None:
-            raise CheckpointError(f"{text} needs a tokenizer, and {recipe.source} has none")
-        ids = rows_of_text(model, tokenizer, text)
+        ids = rows_of(model, tokens_to_fit_on(tokenizer, text))
         say(f"reading {text}", 0.5)
         seen = site_statistics(model, ids)
     tokens = ids.numel()

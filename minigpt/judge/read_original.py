@@ -30,7 +30,7 @@ from minigpt.judge.own_code import replaced_code
 from minigpt.judge.reading import Reading, StoredReadings, Text
 from minigpt.judge.reference import Reference, WideProducts, judging
 from minigpt.judge.runners import OurRunner, Runner
-from minigpt.judge.texts import Prompts, Texts, first_of, notes_on_length, read_texts
+from minigpt.judge.texts import Prompts, Texts, first_of, notes_on_length, read_texts, tokenizer_at
 from minigpt.machine import versions
 from minigpt.norms.foreign.locate import file_of
 from minigpt.norms.formulas import TrueNorm
@@ -39,6 +39,7 @@ from minigpt.precision import dtype_name
 from minigpt.progress import Steps
 from minigpt.recipe import Recipe
 from minigpt.scoring import Scored
+from minigpt.swap.fit import tokens_to_fit_on
 from minigpt.swap.sites import matching
 
 NEW_TOKENS = 32  # after each prompt
@@ -106,6 +107,8 @@ def read_original(
     facts, tensors = read_facts(place, recipe.dtype)
     for other in (recipe, *beside):
         _check_named(other, facts.sites)
+        if other.fit is not None:
+            tokens_to_fit_on(tokenizer_at(place), other.fit)  # it is long enough
     if against is not None:
         place = local_place(against, local_files_only=recipe.local_files_only)
         facts, tensors = read_facts(place, facts.dtype)

@@ -24,8 +24,7 @@ from minigpt.recipe import Recipe
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit
 from minigpt.report.noise import noise_ratio
 from minigpt.swap import fit_norms, swap_norms
-from minigpt.swap.fit import original_norm, rows_of_text
-from minigpt.tokenizer import Tokenizer
+from minigpt.swap.fit import original_norm, rows_of, tokens_to_fit_on
 
 MOST_WINDOWS = 4  # of a text that every trial reads
 SiteNorms = Mapping[str, nn.Module]
@@ -67,8 +66,7 @@ class SiteSwap:
         self.old = host_of(opened.model).norms()
         if recipe.fit is None:
             return
-        tokenizer = cast("Tokenizer", opened.tokenizer)
-        self.fit_rows = rows_of_text(self.model, tokenizer, recipe.fit)
+        self.fit_rows = rows_of(self.model, tokens_to_fit_on(opened.tokenizer, recipe.fit))
         for pattern, norm in recipe.pairs():
             swap_norms(opened.model, norm, pattern, recipe.keep)
         self.new = host_of(opened.model).norms()

@@ -15,7 +15,7 @@ from minigpt.inputs import check_rows
 from minigpt.judge.checkpoint_facts import CheckpointFacts
 from minigpt.judge.reading import Text
 from minigpt.scoring import file_ids, windows_of
-from minigpt.shape import Shape
+from minigpt.shape import Shape, value_in
 from minigpt.tokenizer import Tokenizer
 
 # Like the demo's training text, but not from it, so the model is unsure and a change shows. Any GPT-2 can read them.
@@ -210,13 +210,13 @@ def notes_on_length(config: Any, texts: Texts, shape: Shape) -> list[str]:
 def lengths_of(config: Any) -> dict[str, int]:
     """Return the lengths of text beyond which a model of transformers computes something else, by their words."""
     lengths: dict[str, int] = {}
-    types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    types = value_in(config, "layer_types", "attention_layers")
     layers = " ".join(types or ["sliding", "chunked"])
     for kind, name in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size"), ("local", "window_size")):
-        window = getattr(config, name, None)
+        window = value_in(config, name)
         if window and kind in layers and getattr(config, "use_sliding_window", True):
             lengths[f"a window of {window:,} positions"] = window
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope = value_in(config, "rope_parameters", "rope_scaling", default={})
     for scaling in [rope, *rope.values()]:  # some have one for each type of layer
         if not isinstance(scaling, dict):
             continue

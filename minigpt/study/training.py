@@ -33,7 +33,7 @@ from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.study.trainer import EachStep, SwapTrainer, arguments
 from minigpt.swap import swap_norms
-from minigpt.swap.fit import rows_of_text
+from minigpt.swap.fit import rows_of, tokens_to_fit_on
 from minigpt.tokenizer import Tokenizer
 
 CURVE = "finetune.json"
@@ -132,11 +132,13 @@ def _finetune(
     body = model.transformer
     context = untrained.config.n_positions
     original = copy.deepcopy(model) if training.distill else None
-    rows = None if recipe.fit is None else rows_of_text(body, tokenizer, recipe.fit)
+    rows = None if recipe.fit is None else rows_of(body, tokens_to_fit_on(tokenizer, recipe.fit))
     norms = NormSchedule(body, recipe.norm, schedule, keep=recipe.keep, rows=rows)
     trained = _with_adapters(model, training.lora) if training.lora else model
-    if training.train == "norms":
-        _train_norms_alone(model)
+    if training.train == "norms":  # no other Parameter takes gradients
+        sites = tuple(f"transformer.{site}." for site in body.site_names())
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(sites))
     ids = token_ids(training.text, tokenizer, untrained)
     held_out = []
     if training.eval_text is not None:
@@ -187,13 +189,6 @@ def _train(trainer: SwapTrainer, norms: NormSchedule, checkpoints: Path, steps: 
         trainer.train(resume_from_checkpoint=resumed)
     trainer.accelerator.free_memory()  # gradients and the optimizer's state
     trainer.optimizer = None
-
-
-def _train_norms_alone(model: Any) -> None:
-    """Let the Parameters of the norm sites take gradients, and no others."""
-    sites = tuple(f"transformer.{site}." for site in model.transformer.site_names())
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(sites))
 
 
 def checkpoints_of(recipe: Recipe, training: Training, out: Path, seed: int = 0) -> Path:

@@ -5,7 +5,7 @@ B batch, T tokens, C embedding.
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minigpt.errors import GenerationError, NormError, listing
+from minigpt.errors import CheckpointError, GenerationError, NormError, listing
 from minigpt.files import read_text
 from minigpt.host import hooked, host_of, install, unwrapped
 from minigpt.inputs import check_context, check_ids, check_known
@@ -153,20 +153,27 @@ def fit_on_text(
         GenerationError: if the file cannot be read.
         NormError: as ``fit_norms``.
     """
-    return fit_norms(model, rows_of_text(model, tokenizer, file), sites)
+    return fit_norms(model, rows_of(model, tokens_to_fit_on(tokenizer, file)), sites)
 
 
-def rows_of_text(model: nn.Module, tokenizer: Encodes, file: str | Path) -> Int[Tensor, "batch seq"]:
-    """Return the beginning of a UTF-8 text file as at most 16 rows, as long as the model's context or the text.
+def tokens_to_fit_on(tokenizer: Encodes | None, file: str | Path) -> list[int]:
+    """Return the tokens of a UTF-8 text file.
 
     Raises:
+        CheckpointError: if there is no tokenizer.
         GenerationError: if the file cannot be read.
         NormError: if it has fewer than 64 tokens.
     """
-    text = read_text(Path(file), GenerationError)
-    ids = tokenizer.encode(text)
+    if tokenizer is None:
+        raise CheckpointError(f"{file} needs a tokenizer, and the checkpoint has none")
+    ids = tokenizer.encode(read_text(Path(file), GenerationError))
     if len(ids) < LEAST_TOKENS:
         raise NormError(f"{file} must have at least {LEAST_TOKENS} tokens, got {len(ids)}")
+    return ids
+
+
+def rows_of(model: nn.Module, ids: Sequence[int]) -> Int[Tensor, "batch seq"]:
+    """Return the first tokens of a text as at most 16 rows, as long as the model's context or the text."""
     host = host_of(model)
     length = min(len(ids), host.shape.window)
     count = min(len(ids) // length, MOST_FIT_ROWS)

@@ -21,7 +21,7 @@ from minigpt.judge.reference import judging
 from minigpt.progress import quiet_transformers
 
 IDS = torch.tensor([[5, 17, 42, 8, 23, 11, 9, 30, 2, 7]])
-FEW = ["qwen3", "pythia", "gemma3", "qwen2_moe"]
+FEW = ["qwen3", "pythia", "gemma3", "qwen2_moe", "falcon"]
 EVERY = [
     pytest.param(name, marks=() if name in FEW else pytest.mark.thorough) for name in ARCHITECTURES if name != "gpt2"
 ]

@@ -165,6 +165,22 @@ def test_norms_of_several_widths_are_judged(config: Any, tmp_path: Path) -> None
     assert [*widths.values()] == ([] if config is falcon_mamba else [8, 16])
 
 
+def test_a_mistake_of_a_model_whose_layers_have_settings_of_their_own_is_named(tmp_path: Path) -> None:
+    """transformers' config raises where it is asked for a width of heads that not all layers have."""
+    torch.manual_seed(0)
+    config = gemma_4()
+    config.final_logit_softcapping = 5.0
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    model.save_pretrained(tmp_path)
+    model.config.final_logit_softcapping = None
+    report = minigpt.parity(model, against=tmp_path, prompts=PROMPTS, max_new_tokens=4, diagnose=True, device="cpu")
+    assert report.outcome == "FAIL"
+    assert [found.mistake for found in report.diagnosis] == ["no soft cap of the logits"]
+
+
 @pytest.mark.parametrize("part", ["an activation", "a frozen activation", "a norm", "the model"])
 def test_parts_of_torchscript_are_judged(part: str, original_of: Any) -> None:
     """They take no hook of ours, and a frozen one has no mode."""

@@ -221,3 +221,16 @@ def test_what_is_fitted_on_the_command_line_is_saved_and_served(tmp_path: Path) 
     served, _ = open_models([minigpt.Recipe(device="cpu"), minigpt.Recipe(device="cpu", **fitted)])
     assert_same_bits(served["demo:dyt"](ids), model(ids), "served")
     assert_same_bits(served["demo"](ids), minigpt.from_pretrained("demo", device="cpu")(ids), "the model beside it")
+
+
+@pytest.mark.parametrize("words", ["short must have at least 64 tokens, got 4", "short needs a tokenizer"])
+def test_a_text_to_fit_on_is_refused_before_a_model_is_read(words: str, folder: Path, tmp_path: Path) -> None:
+    text, steps = tmp_path / "short", list[str]()
+    text.write_text("Once upon a time")
+    source = folder if "tokenizer" in words else "demo"
+    recipe = minigpt.Recipe(source, norm="dyt", fit=text, device="cpu")
+    with pytest.raises(minigpt.MiniGPTError, match=words):
+        minigpt.parity(recipe, progress=lambda step, done: steps.append(step))
+    assert len(steps) == 1  # which says that it begins
+    with pytest.raises(minigpt.MiniGPTError, match=words):
+        recipe.load()

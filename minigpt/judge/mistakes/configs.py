@@ -7,6 +7,7 @@ from typing import Any
 from minigpt.judge.mistakes.blocks import OWN
 from minigpt.judge.mistakes.changed import configured
 from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake
+from minigpt.shape import value_in
 
 NEVER = 2**30  # tokens that no text has
 THETAS = (1e4, 5e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 1e7)
@@ -184,7 +185,7 @@ OF_HALVES = "rotary pairs of halves, (i, i + D / 2), in place of neighbours, (2 
 
 def window_of(config: Any) -> int | None:
     """Return how many tokens a token sees in some layer; None if it sees all before it."""
-    windows = [getattr(config, name, None) for name in WINDOWS]
+    windows = [value_in(config, name) for name in WINDOWS]
     return next((window for window in windows if isinstance(window, int) and 1 < window < NEVER), None)
 
 
@@ -193,7 +194,7 @@ def wrong_windows(model: Any) -> Iterator[Mistake]:
     """Yield mistakes in how far tokens see, and in which layers."""
     config = model.config.get_text_config()
     for name in WINDOWS:
-        window = getattr(config, name, None)
+        window = value_in(config, name)
         if not isinstance(window, int) or not 1 < window < NEVER:
             continue
         kind = "chunks" if "chunk" in name else "a sliding window"
@@ -299,15 +300,17 @@ NORMALIZED = "the experts' weights normalized, as by a softmax after the choice"
 def wrong_heads(model: Any) -> Iterator[Mistake]:
     """Yield other numbers of heads, of another width."""
     config = model.config.get_text_config()
-    heads, groups = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
+    heads, groups = value_in(config, "num_attention_heads"), value_in(config, "num_key_value_heads")
     if not isinstance(heads, int):
         return
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    size = value_in(config, "head_dim", default=config.hidden_size // heads)
+    is_computed = isinstance(getattr(type(config), "head_dim", None), property)
     for times in (2, 0.5):
         others = {"num_attention_heads": heads * times, "head_dim": size / times}
         if isinstance(groups, int):
             others["num_key_value_heads"] = groups * times
         if all(value == int(value) and value >= 1 for value in others.values()):
             fields = {name: int(value) for name, value in others.items()}
-            fields = {name: value for name, value in fields.items() if name != "head_dim" or hasattr(config, name)}
+            if is_computed or value_in(config, "head_dim") is None:
+                del fields["head_dim"]
             yield setting(f"{int(heads * times)} heads in place of {heads}", **fields)

@@ -22,6 +22,7 @@ from minigpt.judge.mistakes.rounding import HALF_FORMATS, Rounds
 from minigpt.norms.formulas import formula, right_parts
 from minigpt.norms.record import NormSite
 from minigpt.norms.registry import KINDS
+from minigpt.shape import value_in
 
 ROTATE = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
 NO_MASK = "no causal mask"
@@ -284,7 +285,7 @@ def wrong_attention(model: Any) -> Iterator[Mistake]:
     if not modules:
         return
     config = model.config.get_text_config()
-    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    heads, groups = value_in(config, "num_attention_heads", default=1), value_in(config, "num_key_value_heads")
     if groups is not None and 1 < groups < heads:
         cure = "Let query head h read key head h // (heads / groups) in place of h % groups."
         yield attending("heads of keys and values tiled in place of repeated", attend_tiled, cure=cure)

@@ -15,6 +15,7 @@ from minigpt.judge.mistakes.blocks import WIRINGS
 from minigpt.judge.mistakes.configs import NORMALIZED, NOT_NORMALIZED
 from minigpt.judge.mistakes.mistake import OF_OTHER, Mistake, MistakePart, Swaps
 from minigpt.judge.mistakes.norms import places_of
+from minigpt.shape import value_in
 
 SEPARATE = ("q_proj", "k_proj", "v_proj")
 GATES = (("gate_proj", "up_proj"), ("w1", "w3"))
@@ -270,7 +271,7 @@ IN_THIRDS = "q, k and v read one after the other, not interleaved per head"
 def wrong_splits(model: Any) -> Iterator[Mistake]:
     """Yield queries, keys and values, and gates, that are read one for the other, or split otherwise."""
     config, layers = model.config.get_text_config(), layers_of(model)
-    heads = getattr(config, "num_attention_heads", 1)
+    heads = value_in(config, "num_attention_heads", default=1)
     orders = {f"q, k and v read in the order {', '.join(order)}{EXCHANGED.get(order, '')}": order for order in ORDERS}
     if layers.keys() >= {*SEPARATE}:
         shapes = {name: getattr(*layers[f"{name}_proj"][0]).weight.shape for name in "qkv"}
