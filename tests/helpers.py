@@ -21,6 +21,7 @@ SMALL = {
 
 ODD: dict[str, Any] = {"vocab_size": 257, "n_positions": 40, "n_embd": 33, "n_head": 1}
 WIDE: dict[str, Any] = {"vocab_size": 100, "n_positions": 70, "n_embd": 132, "n_head": 3, "n_inner": 77}
+assert "other sources" not in str(kernel.load()), f"{kernel.load()}: no test of the kernel would run"
 needs_kernel = pytest.mark.skipif(not kernel.is_at_hand(), reason="the kernel was not built, or is turned off")
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 
