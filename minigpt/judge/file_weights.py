@@ -248,8 +248,11 @@ def _moves_of_blocks(tensor: Tensor, expected: Tensor) -> Float[Tensor, " blocks
 def strange_numbers(files: Files, original: Files) -> list[str]:
     """Return a sentence on each number in a config that is not the original's."""
     strange: list[str] = []
-    expected = original.config or {}
-    for name, value in (files.config or {}).items():
+    found, expected = dict(files.config or {}), dict(original.config or {})
+    for config in (found, expected):
+        for name in ("rope_scaling", "rope_parameters"):  # older files have the base beside it
+            config.update(config.get(name) or {})
+    for name, value in found.items():
         is_number = all(isinstance(number, int | float) for number in (value, expected.get(name)))
         if is_number and not name.endswith("_id") and not math.isclose(value, expected[name], rel_tol=1e-6):
             strange.append(f"{name} of the file is {value}, and the original's {expected[name]}")

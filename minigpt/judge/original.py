@@ -244,7 +244,7 @@ def with_account(
             raise MiniGPTError("the model is read block by block, and a file's weights are held in float64")
         weights = weights_of(engine.file, truth.facts.place if truth.facts.place.exists() else None)
         account, of_file = account_of(truth, runner, engine, weights, as_file, by_tensor, say)
-        return dataclasses.replace(figures, account=account), of_file
+        return dataclasses.replace(figures, account=account), None if account.blames_file else of_file
     except MiniGPTError as error:
         if as_file:
             raise

@@ -97,6 +97,11 @@ class Account:
         return is_calm and self.left <= max(MOST_NOISE * self.noise, self.effect)
 
     @property
+    def blames_file(self) -> bool:
+        """True if the file is another model: it rounds nothing, and is off all the same."""
+        return not self.types and self.weights.ratio > MOST_NOISE
+
+    @property
     def together(self) -> float:
         """The root of the squares of both errors, over that of all: near 1, since they are independent."""
         return math.hypot(self.weights.ratio, self.own.ratio) / (self.total.ratio or 1.0)

@@ -148,7 +148,7 @@ def _next_step(report: ReportFields) -> list[str]:
         steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
     if report.bisect is None and any(site.swapped for site in report.norm_sites):
         steps.append("--bisect names the sites that break it")
-    is_explained = report.account is not None and report.account.explains
+    is_explained = report.account is not None and report.account.explains and not report.account.blames_file
     if report.diagnosis is None and report.exact and not is_explained:
         steps.append("--diagnose names the mistake, if it is a known one")
     if not steps:
@@ -183,7 +183,7 @@ def precision_line(report: ReportFields) -> list[str]:
     if precision is None or not is_near(precision):
         return []
     is_meant_to_differ = not report.exact and report.logits.ratio > MOST_NOISE
-    is_explained = report.account is not None and report.account.explains
+    is_explained = report.account is not None and report.account.explains and not report.account.blames_file
     if is_meant_to_differ or is_explained or report.outcome == "DIFFERENT" or report.diagnosis:
         return []
     name = precision.like
@@ -210,7 +210,7 @@ def diagnosis_lines(report: ReportFields) -> list[str]:
     names = " and with ".join(row.mistake for row in rows)
     last = rows[-1]
     ratio = brief(last.ratio)
-    if report.account is not None:
+    if report.account is not None and not report.account.blames_file:
         agree = f"a typical position agrees to {ratio} times the noise"
         return [f"With {names} and the program's arithmetic in the file's model, {agree}{_rest(last)}."]
     if last.explains:
@@ -248,22 +248,16 @@ def account_lines(account: Account) -> list[str]:
                 "does not compute with the weights that are read from this file."
             )
     if account.explains:
-        lines += _explained(account)
+        lines.append(explained_by(account))
+        if account.own.ratio > MOST_NOISE:
+            lines.append(
+                f"With that in transformers, its error is {_at_best(account)}. In all it falls from "
+                f"{brief(account.own.ratio)} to {brief(account.left)} times, where {brief(account.noise)} times are "
+                "noise: a number that is rounded the other way changes what follows."
+            )
     elif not account.decides:
         lines.append(unexplained(account))
     return lines
-
-
-def _explained(account: Account) -> list[str]:
-    """Return that a program is right for its file."""
-    if account.own.ratio <= MOST_NOISE:
-        return [explained_by(account)]
-    return [
-        explained_by(account),
-        f"With that in transformers, its error is {_at_best(account)}. In all it falls from "
-        f"{brief(account.own.ratio)} to {brief(account.left)} times, where {brief(account.noise)} times are noise: a "
-        "number that is rounded the other way changes what follows.",
-    ]
 
 
 def explained_by(account: Account) -> str:

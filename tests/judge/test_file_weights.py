@@ -17,8 +17,10 @@ from transformers import GPT2LMHeadModel
 
 import minigpt
 from minigpt import CheckpointError, ConfigError, engines
+from minigpt.checkpoint.contents import Files
 from minigpt.engines.weights import Constant, constants_of
-from minigpt.judge.file_weights import partners_of, weights_of
+from minigpt.files import write_json
+from minigpt.judge.file_weights import partners_of, strange_numbers, weights_of
 
 onnx = pytest.importorskip("onnx", reason="it writes the files and comes with minigpt[dev]")
 quantization = pytest.importorskip("onnxruntime.quantization", reason="it comes with minigpt[dev]")
@@ -176,6 +178,22 @@ def test_a_number_of_the_config_is_named(place: Path, model: GPT2LMHeadModel, tm
     other = edit_config(saved(model, tmp_path / "other"), layer_norm_epsilon=1e-6)
     (said,) = weights_of(others.write_gguf(other, "f32"), place).strange
     assert said == "layer_norm_epsilon of the file is 1e-06, and the original's 1e-05"
+
+
+@pytest.mark.parametrize("nested", ["rope_parameters", "rope_scaling"])
+def test_a_number_of_the_rotary_positions_is_named(nested: str, tmp_path: Path) -> None:
+    """Configs of before have the base of the angles beside the scaling, and those of now in it."""
+    configs = {
+        "file": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        "original": {"rope_theta": 1e6, nested: {"rope_type": "linear", "factor": 4.0}},
+    }
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "config.json", {"model_type": "llama"} | config)
+    assert strange_numbers(Files.at(tmp_path / "file"), Files.at(tmp_path / "original")) == [
+        "factor of the file is 2.0, and the original's 4.0",
+        "rope_theta of the file is 10000.0, and the original's 1000000.0",
+    ]
 
 
 def test_damaged_files_are_one_sentence(floating: Path, place: Path, tmp_path: Path) -> None:
