@@ -231,10 +231,10 @@ class Recipe:
         fits: dict[str, Explained] = {}
         if to_fit_on:
             from minigpt.host import host_of
-            from minigpt.swap.fit import fit_norms, rows_of
+            from minigpt.swap.fit import fit_norms, rows_to_fit_on
 
             prefix = host_of(model).prefix  # of a GPT-2 whose weights are elsewhere: its sites are named as ours
-            for path, fit in fit_norms(model, rows_of(model, to_fit_on), sites).items():
+            for path, fit in fit_norms(model, rows_to_fit_on(model, to_fit_on), sites).items():
                 fits[path.removeprefix(prefix)] = fit
         for path, module in model.named_modules():
             if needs_text(module):

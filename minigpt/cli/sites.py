@@ -32,13 +32,14 @@ def sites(recipe: "Recipe", *, text: Path, json_file: JsonFile = None, html: Out
     from minigpt.report.page import render
     from minigpt.report.part import Sheet
     from minigpt.report.terminal import printed
-    from minigpt.swap.fit import rows_of, tokens_to_fit_on
+    from minigpt.swap.fit import rows_to_fit_on, tokens_to_fit_on
 
     read_text(text, GenerationError)  # before the model
     with progress() as say:
         say(f"reading {recipe.source}", 0)
         model, tokenizer = recipe.load(any_architecture=True)[:2]
-        ids = rows_of(model, tokens_to_fit_on(tokenizer, text))
+        text_ids = tokens_to_fit_on(tokenizer, text)
+        ids = rows_to_fit_on(model, text_ids)
         say(f"reading {text}", 0.5)
         seen = site_statistics(model, ids)
     tokens = ids.numel()

@@ -24,7 +24,7 @@ from minigpt.recipe import Recipe
 from minigpt.report.fields import Bisection, Removal, RemovalStep, SiteChange, SiteFit
 from minigpt.report.noise import noise_ratio
 from minigpt.swap import fit_norms, swap_norms
-from minigpt.swap.fit import original_norm, rows_of, tokens_to_fit_on
+from minigpt.swap.fit import original_norm, rows_to_fit_on, tokens_to_fit_on
 
 MOST_WINDOWS = 4  # of a text that every trial reads
 SiteNorms = Mapping[str, nn.Module]
@@ -66,7 +66,7 @@ class SiteSwap:
         self.old = host_of(opened.model).norms()
         if recipe.fit is None:
             return
-        self.fit_rows = rows_of(self.model, tokens_to_fit_on(opened.tokenizer, recipe.fit))
+        self.fit_rows = rows_to_fit_on(self.model, tokens_to_fit_on(opened.tokenizer, recipe.fit))
         for pattern, norm in recipe.pairs():
             swap_norms(opened.model, norm, pattern, recipe.keep)
         self.new = host_of(opened.model).norms()

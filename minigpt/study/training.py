@@ -33,7 +33,7 @@ from minigpt.study.schedule import NormSchedule, Schedule, ScheduledNorm
 from minigpt.study.settings import DivergedError, Training, base_of, checked_schedule, training_fingerprint
 from minigpt.study.trainer import EachStep, SwapTrainer, arguments
 from minigpt.swap import swap_norms
-from minigpt.swap.fit import rows_of, tokens_to_fit_on
+from minigpt.swap.fit import rows_to_fit_on, tokens_to_fit_on
 from minigpt.tokenizer import Tokenizer
 
 CURVE = "finetune.json"
@@ -132,7 +132,7 @@ def _finetune(
     body = model.transformer
     context = untrained.config.n_positions
     original = copy.deepcopy(model) if training.distill else None
-    rows = None if recipe.fit is None else rows_of(body, tokens_to_fit_on(tokenizer, recipe.fit))
+    rows = None if recipe.fit is None else rows_to_fit_on(body, tokens_to_fit_on(tokenizer, recipe.fit))
     norms = NormSchedule(body, recipe.norm, schedule, keep=recipe.keep, rows=rows)
     trained = _with_adapters(model, training.lora) if training.lora else model
     if training.train == "norms":  # no other Parameter takes gradients

@@ -153,7 +153,7 @@ def fit_on_text(
         GenerationError: if the file cannot be read.
         NormError: as ``fit_norms``.
     """
-    return fit_norms(model, rows_of(model, tokens_to_fit_on(tokenizer, file)), sites)
+    return fit_norms(model, rows_to_fit_on(model, tokens_to_fit_on(tokenizer, file)), sites)
 
 
 def tokens_to_fit_on(tokenizer: Encodes | None, file: str | Path) -> list[int]:
@@ -172,7 +172,7 @@ def tokens_to_fit_on(tokenizer: Encodes | None, file: str | Path) -> list[int]:
     return ids
 
 
-def rows_of(model: nn.Module, ids: Sequence[int]) -> Int[Tensor, "batch seq"]:
+def rows_to_fit_on(model: nn.Module, ids: Sequence[int]) -> Int[Tensor, "batch seq"]:
     """Return the first tokens of a text as at most 16 rows, as long as the model's context or the text."""
     host = host_of(model)
     length = min(len(ids), host.shape.window)
