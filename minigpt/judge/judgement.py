@@ -214,7 +214,7 @@ def explain(
     if report.passed or (is_off_at_once(report) and not is_off_later):
         precision = precision_of(report.logits.rms_error, truth.floor.precisions)
     if diagnose is None:
-        is_explained = report.account is not None and report.account.explains and not report.account.blames_file
+        is_explained = report.account is not None and report.account.is_by_rounding
         is_off = not is_explained and (not are_prompts_right or is_long_text_off)
         is_quick = truth.facts.weights <= QUICK and not truth.facts.offload
         diagnose = report.outcome == "FAIL" and is_quick and is_off

@@ -102,6 +102,11 @@ class Account:
         return not self.types and self.weights.ratio > MOST_NOISE
 
     @property
+    def is_by_rounding(self) -> bool:
+        """True if rounding alone makes the difference from the original: of the file's weights and of the program."""
+        return self.explains and not self.blames_file
+
+    @property
     def together(self) -> float:
         """The root of the squares of both errors, over that of all: near 1, since they are independent."""
         return math.hypot(self.weights.ratio, self.own.ratio) / (self.total.ratio or 1.0)

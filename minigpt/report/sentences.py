@@ -148,7 +148,7 @@ def _next_step(report: ReportFields) -> list[str]:
         steps.append(f"minigpt norms --check {report.norm} names a mistake in the norm")
     if report.bisect is None and any(site.swapped for site in report.norm_sites):
         steps.append("--bisect names the sites that break it")
-    is_explained = report.account is not None and report.account.explains and not report.account.blames_file
+    is_explained = report.account is not None and report.account.is_by_rounding
     if report.diagnosis is None and report.exact and not is_explained:
         steps.append("--diagnose names the mistake, if it is a known one")
     if not steps:
@@ -183,7 +183,7 @@ def precision_line(report: ReportFields) -> list[str]:
     if precision is None or not is_near(precision):
         return []
     is_meant_to_differ = not report.exact and report.logits.ratio > MOST_NOISE
-    is_explained = report.account is not None and report.account.explains and not report.account.blames_file
+    is_explained = report.account is not None and report.account.is_by_rounding
     if is_meant_to_differ or is_explained or report.outcome == "DIFFERENT" or report.diagnosis:
         return []
     name = precision.like

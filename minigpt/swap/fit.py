@@ -160,7 +160,7 @@ def tokens_to_fit_on(tokenizer: Encodes | None, file: str | Path) -> list[int]:
     """Return the tokens of a UTF-8 text file.
 
     Raises:
-        CheckpointError: if there is no tokenizer.
+        CheckpointError: if the checkpoint has no tokenizer.
         GenerationError: if the file cannot be read.
         NormError: if it has fewer than 64 tokens.
     """

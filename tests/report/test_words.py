@@ -129,10 +129,10 @@ WORDS: dict[str, Words] = {  # a report, what it says, and what it does not say
          "Where the difference comes from", "Which tensors cost most"],
         ["--diagnose"],
     ),
-    "a file of another model, of which nothing is rounded": (
+    "a mistake in a file of float32": (
         of_file(1e3, types=[]) | {"diagnosis": mistaken("A")["diagnosis"]}, ["It is this GPT-2 with A."], []
     ),
-    "a file of another model without a diagnosis": (of_file(1e3, types=[]), ["--diagnose names the mistake"], []),
+    "a file of float32 that is off, undiagnosed": (of_file(1e3, types=[]), ["--diagnose names the mistake"], []),
     "a program that is wrong for its file": (of_file(1e6), ["llama.cpp is not right for this file"], []),
     "a program that is judged by its file": (of_file(1e6, decides=True), ["The program is wrong for the file"], []),
     "logits that were stored in half precision": (
